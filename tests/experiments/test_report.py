@@ -9,6 +9,7 @@ import jinja2.meta
 import pandas as pd
 import pytest
 
+from workbench.experiments import claims as judged
 from workbench.experiments import report, sensitivity
 from workbench.plots import FIGURES
 
@@ -162,3 +163,33 @@ def test_a_small_article_of_all_numbers_and_tables_compiles(tmp_path, drawn) -> 
     how = [] if engine == "tectonic" else ["-interaction=nonstopmode", "-halt-on-error"]
     done = subprocess.run([engine, *how, "article.tex"], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("lru", "optimum", "replay", "said"),
+    [
+        (0.80, 0.90, 0.70, "policy and size both matter"),
+        (0.80, 0.95, 0.95, "only the policy matters"),
+        (0.90, 0.90, 0.95, "only the size matters"),
+        (0.95, 0.95, 0.70, "only the size matters"),
+        (0.95, 0.95, 0.95, "neither policy nor size matters"),
+    ],
+)
+def test_misses_beyond_the_optimums_are_the_policys_and_the_optimums_own_the_sizes(
+    lru, optimum, replay, said
+) -> None:
+    """Below the size that the order of calls needs, what a whole search misses is the size's."""
+    hits = {"lru": (lru, 0.95), "optimum": (optimum, 0.95)}
+    rows = [
+        {"engine": "prm", "tokens": tokens, "kind": kind, "hit_ratio": hit}
+        for kind, own in hits.items() for tokens, hit in zip((100, 900), own)
+    ]  # fmt: skip
+    rows.append({"engine": "prm", "tokens": 50, "kind": "replay", "hit_ratio": replay})
+    rows.append({"engine": "prm", "tokens": 400, "kind": "lru", "hit_ratio": lru})  # no optimum
+    assert judged.policy_or_size(pd.DataFrame(rows))[0] == said
+
+
+def test_the_page_says_of_policy_and_size_what_notebook_06_finds_in_the_rows(drawn) -> None:
+    blame, told = judged.policy_or_size(drawn.rows("miss_ratio"))
+    page = " ".join((REPORTS / "study.html").read_text().split())
+    assert f"{blame.capitalize()}: {told}" in page

@@ -1,9 +1,11 @@
 """The rows figures draw, counted again by hand on a small sweep without models."""
 
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -59,22 +61,78 @@ def test_throughput_is_tokens_over_wall_time_and_busy_rates_count_new_tokens_onl
     assert {peak["low"], peak["high"]} <= set(SHARES)
 
 
-def test_strategies_are_compared_over_all_levels_and_over_the_hard_ones(tmp_path):
+def admitted(spec):
+    """A fake run of three requests: one never admitted, two admitted again; every step thrashes."""
+    run = fake_result(spec)
+    asked = {"engine": ["llm", "llm", "prm"], "scheduled_s": [0.1, np.nan, 0.2]}
+    requests = pd.DataFrame(asked).assign(run_id="", preemptions=[1, 0, 3])
+    steps = run.tables["steps"].assign(thrash_events=1)
+    return replace(run, tables={**run.tables, "steps": steps, "requests": requests})
+
+
+def test_strategies_are_compared_over_all_levels_and_over_the_easier_and_the_hard_ones(tmp_path):
     """Accuracy and tokens of each strategy and number of beams; problems, not seeds, are trials."""
     config, plan = sweep_config("quick", n=4, seeds=(0, 1)), StrategyPlan(10, (4, 8), 2)
-    execute = one_by_one(fake_result)
+    execute = one_by_one(admitted)
     study = run_strategies(config, plan, tmp_path, execute=execute, progress=False)
     rows = views.strategy_rows(study)
-    assert len(rows) == 2 * 2 * len(STRATEGIES) == rows.drop_duplicates().shape[0]
+    assert len(rows) == 3 * 2 * len(STRATEGIES) == rows.drop_duplicates().shape[0]
     found = rows[(rows["strategy"] == "dvts") & (rows["n"] == 8)].set_index("levels")
-    assert found["value"].tolist() == [0.5, 0.5]  # of the fake every other problem is right
-    expected = wilson(0.5, 10), wilson(0.5, 4)
-    assert found["low"].tolist() == [each.low for each in expected]
+    assert list(found.index) == ["all levels", "levels to 3", "levels from 4"]
+    assert found["value"].tolist() == [0.5] * 3  # of the fake every other problem is right
+    assert found["low"].tolist() == [wilson(0.5, trials).low for trials in (10, 6, 4)]
     tokens = [100 + 10 * k + 0.5 for k in range(10)]  # 0.5: the mean of both seeds
-    hard = [tokens[k] for k in (3, 4, 8, 9)]
-    assert found["tokens"].tolist() == pytest.approx([sum(tokens) / 10, sum(hard) / 4])
-    assert found["prm_tokens"].tolist() == pytest.approx([5 * sum(tokens) / 10, 5 * sum(hard) / 4])
+    own = tokens, [tokens[k] for k in (0, 1, 2, 5, 6, 7)], [tokens[k] for k in (3, 4, 8, 9)]
+    means = [sum(each) / len(each) for each in own]
+    assert found["tokens"].tolist() == pytest.approx(means)
+    assert found["prm_tokens"].tolist() == pytest.approx([5 * mean for mean in means])
+    assert found["seconds"].tolist() == pytest.approx([mean / 1000 for mean in means])
     plots.search_strategies(rows)
+
+
+def searched(spec):
+    """With 8 beams all is right; with 4 all of DVTS, of beam search all but one, else a half."""
+    run, k = admitted(spec), np.arange(spec.config.num_problems)
+    right = {"dvts": k >= 0, "beam_search": k > 0}.get(spec.config.strategy, k % 2 == 0)
+    problems = run.tables["problems"].assign(correct=right | (spec.config.n == 8))
+    return replace(run, tables={**run.tables, "problems": problems})
+
+
+@pytest.fixture(scope="module")
+def strategies(tmp_path_factory):
+    """Of 40 problems with 4 beams, of the first 20 with 8."""
+    config, plan = sweep_config("quick", seeds=(0,)), StrategyPlan((40, 20), (4, 8), 1)
+    place, execute = tmp_path_factory.mktemp("strategies"), one_by_one(searched)
+    return run_strategies(config, plan, place, execute=execute, progress=False)
+
+
+def test_a_strategy_is_told_from_the_best_by_their_difference_problem_by_problem(strategies):
+    """One problem of 40 tells nothing, twenty do; where all is right, no strategy is better."""
+    rows = views.strategy_rows(strategies)
+    of = rows[rows["levels"] == "all levels"].set_index(["n", "strategy"])
+    assert set(of.loc[4, "best"]) == {"dvts"}
+    gaps = of.loc[4, ["gap", "gap_low", "gap_high"]]
+    assert gaps.loc["dvts"].tolist() == [0, 0, 0]
+    assert gaps.loc["beam_search", ["gap", "gap_low"]].tolist() == [1 / 40, 0]
+    assert gaps.loc["rebase", "gap"] == 0.5 and gaps.loc["rebase", "gap_low"] > 0.3
+    assert (of.loc[8, "gap_high"] == 0).all()
+
+
+def test_what_a_strategy_does_to_both_caches_is_counted_over_its_runs(strategies):
+    row = views.strategy_rows(strategies).iloc[0]
+    assert row[["llm_hits", "prm_hits"]].tolist() == [0.8, 0.8]
+    assert row[["llm_peak", "prm_peak"]].tolist() == pytest.approx([0.5, 0.5], rel=0.01)
+    assert row["llm_thrash"] == 1000 * 6 / 2, "one was admitted twice, one never"
+    assert row["prm_thrash"] == 1000 * 6 / 4
+
+
+def test_gains_of_hard_and_easier_levels_are_those_of_the_problems_both_budgets_have(strategies):
+    """Of the 20: seven strategies of nine gain every odd problem, beam search the first."""
+    gains = views.gains_by_level(strategies)
+    easier, hard = (6 * 7 / 9 + 1 / 9) / 12, 4 * 7 / 9 / 8
+    found = [gains[key].estimate for key in (views.EASIER, views.HARDER, "more")]
+    assert found == pytest.approx([easier, hard, hard - easier])
+    assert gains["more"].low < 0 < gains["more"].high
 
 
 def test_hit_rates_are_those_of_first_admissions(sweep):

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.experiments.fakes import IDENTITY
+from workbench.config import STRATEGIES
 from workbench.errors import ConfigError
 from workbench.experiments import settings
 from workbench.experiments.settings import (
@@ -25,8 +26,10 @@ from workbench.experiments.settings import (
     policy_runs,
     reference_runs,
     split_runs,
+    strategy_runs,
     sweep_config,
 )
+from workbench.experiments.statistics import wilson
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
 SMALL = AblationPlan(4, (1,), num_seeds=2, queue_problems=5)
@@ -113,6 +116,7 @@ def test_a_plan_takes_a_notebook_s_parameters():
         (AblationPlan, {"depth_limits": (4, 4)}, "each once"),
         (AblationPlan, {"ablation_share": 1.0}, "shares in"),
         (PolicyPlan, {"num_seeds": 0}, "numbers from 1"),
+        (StrategyPlan, {"num_problems": (9, 9, 4)}, "one for each of beam_counts"),
     ],
 )
 def test_a_plan_refuses_nonsense(kind, wrong, said):
@@ -130,11 +134,28 @@ def test_problems_in_flight_are_the_same_in_every_profile_and_study_of_a_pair():
         plans = [plan_of(kind, profile) for kind in (AblationPlan, PolicyPlan, StrategyPlan)]
         runs = [*split_runs(config), *ablation_runs(config, plans[0])]
         runs += [*reference_runs(config, tight), *policy_runs(config, tight, NEED)]
+        runs += strategy_runs(config, plans[2])
         assert {run.config.min_problem_batch for run in runs} == {flight}
-        assert min(config.num_problems, *(plan.num_problems for plan in plans)) >= flight
+        assert min(run.config.num_problems for run in runs) >= flight
         assert settings.THESIS_SHARE in tight.kv_shares
         queued = [run for run in runs if run.role == settings.QUEUE]
         assert all(run.config.num_problems > flight for run in queued), "a queue to be filled from"
+
+
+def test_strategies_with_each_number_of_beams_are_the_runs_of_a_plan_of_that_number_alone():
+    """Guards that runs which were computed apart are found: the same settings, so the same name and
+    fingerprint.
+    """
+    config, full = sweep_config("full"), plan_of(StrategyPlan, "full")
+    alone = [
+        run.fingerprint(IDENTITY)
+        for n, num_problems in ((4, 1072), (16, 1072), (64, 256))
+        for run in strategy_runs(config, StrategyPlan(num_problems, (n,), 1))
+    ]
+    assert [run.fingerprint(IDENTITY) for run in strategy_runs(config, full)] == alone
+    assert len(set(alone)) == 3 * len(STRATEGIES)
+    bar = wilson(0.5, 1072)
+    assert bar.high - bar.low <= 0.06, "accuracy to 0.03 wherever it lies"
 
 
 def test_cells_take_the_limits_an_engine_accepts_and_differ_in_them_only():

@@ -121,13 +121,13 @@ def lost_rows(shares=(0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5)):
 
 
 def strategy_rows():
-    """Every strategy at two numbers of beams, over all levels and over the hard ones."""
-    cells = product(("all levels", "levels from 4"), STRATEGIES, (4, 16))
+    """Every strategy at two numbers of beams, over all levels, the easier and the hard ones."""
+    cells = product(("all levels", "levels to 3", "levels from 4"), STRATEGIES, (4, 16))
     rows = [
         {"strategy": name, "n": n, "levels": levels, "tokens": 30.0 * n + place, "value": 0.6}
         for place, (levels, name, n) in enumerate(cells)
     ]
-    return pd.DataFrame(rows).assign(low=0.4, high=0.8)
+    return pd.DataFrame(rows).assign(low=0.4, high=0.8, seconds=lambda own: own["tokens"] / 90)
 
 
 def tree_nodes(depth=8, beams=4, width=4, seed=0):

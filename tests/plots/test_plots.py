@@ -217,17 +217,21 @@ def test_a_search_tree_shows_every_node_and_edge_once():
 
 
 def test_a_strategy_is_one_line_in_each_panel_from_few_beams_to_many():
-    """One entry of the legend each, told apart by more than colour."""
+    """One entry of the legend each, told apart by more than colour; rows of panels by levels, on
+    the left tokens, on the right seconds, of the same accuracy.
+    """
     fig, rows = drawn("search_strategies"), synthetic.strategy_rows()
-    assert len(fig.data) == 2 * rows["strategy"].nunique()
-    assert [[n for n, _ in t.customdata] for t in fig.data] == [[4, 16]] * len(fig.data)
+    assert len(fig.data) == 3 * 2 * rows["strategy"].nunique()
+    assert [[n for n, *_ in t.customdata] for t in fig.data] == [[4, 16]] * len(fig.data)
     named = [t for t in fig.data if t.showlegend]
     assert len({t.name for t in named}) == len(named) == rows["strategy"].nunique()
     assert len({(t.marker.symbol, t.line.dash) for t in named}) == len(named)
     own = rows[(rows["strategy"] == "dora") & (rows["levels"] == "levels from 4")]
-    (line,) = [t for t in fig.data if t.name == "DORA" and not t.showlegend]
-    assert [tokens for _, tokens in line.customdata] == list(own["tokens"])
-    assert list(line.y) == list(own["value"])
+    left, right = (t for t in fig.data if t.name == "DORA" and t.yaxis in ("y5", "y6"))
+    assert "levels from 4" in fig.layout.yaxis5.title.text
+    assert [tokens for _, tokens, _ in left.customdata] == list(own["tokens"])
+    assert list(left.y) == list(right.y) == list(own["value"])
+    assert list(right.x) == list(own["seconds"]), "seconds stand where they are"
     at_n = {t.x[0] for t in named}
     assert len(at_n) == len(named), "bars do not cover each other"
     true = rows["tokens"].min(), rows[rows["n"] == 4]["tokens"].max()

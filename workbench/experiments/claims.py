@@ -42,6 +42,7 @@ HARDLY = 0.05
 """Accuracy below which a gain is hardly one."""
 AGREE = 0.8
 """Rank correlation from which on two rungs are said to order the shares alike."""
+MATTERS = 0.01  # of prompt tokens not found cached
 FINISHING_DEPENDS = "the depth limit, and on more problems than were searched"
 PAIRS = {"measured tiny": "measured tiny pair", RECORDED: "SmolLM2, replayed",
          REPLAYED: "1B + 8B, replayed"}  # fmt: skip
@@ -167,6 +168,27 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
         for share, row in common.iterrows()
     ]
     return f"{found}; it is common at {', '.join(often)}." if often else f"{found}."
+
+
+def policy_or_size(sizes: pd.DataFrame) -> tuple[str, str]:
+    """What costs hits, the policy or the size of a cache; and what where the policy costs most.
+
+    sizes: of plots.miss_ratio. The policy's misses are LRU's beyond the optimum's; the size's the
+    optimum's, or where the order does not fit a whole search's, beyond those without limit.
+    """
+    hits: Any = sizes.pivot_table("hit_ratio", ["engine", "tokens"], "kind")
+    misses = 1 - hits[["lru", "optimum"]].dropna()
+    least = 1 - hits.groupby("engine").max().max(axis=1)
+    told = 1 - hits[hits["optimum"].notna() | hits["lru"].isna()].max(axis=1)
+    parts = {"policy": misses["lru"] - misses["optimum"], "size": told.sub(least, level="engine")}
+    matter = [name for name, part in parts.items() if part.max() >= MATTERS]
+    only = f"only the {matter[0]} matters" if matter else "neither policy nor size matters"
+    engine, tokens = worst = parts["policy"].idxmax()
+    lru, best, unlimited = (f"{100 * part:.1f} %" for part in (*misses.loc[worst], least[engine]))
+    return "policy and size both matter" if len(matter) > 1 else only, (
+        f"at {tokens:,.0f} tokens the {engine.upper()} misses {lru}, under an optimal policy "
+        f"{best}, in a cache without limit {unlimited}"
+    )
 
 
 def constant_claim(rows: pd.DataFrame) -> Claim:

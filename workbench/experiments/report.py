@@ -190,16 +190,7 @@ def cache_numbers(drawn: Drawn) -> Named:
         events = drawn.rows("thrashing", rung), drawn.rows("lost_time", rung)
         found[f"{name}Thrash"] = judged.thrashing_in_words(*events)
     for figure, name in (("miss_ratio", "tiny"), ("miss_ratio_replayed", "far")):
-        sizes = drawn.rows(figure, REPLAYED).pivot_table("hit_ratio", ["engine", "tokens"], "kind")
-        misses = 1 - sizes[["lru", "optimum"]].dropna()
-        worst = (misses["lru"] - misses["optimum"]).nlargest(1).index
-        lru, best = (percent(part, 1) for part in misses.loc[worst].iloc[0])
-        engine, tokens = worst[0]
-        least = percent(1 - sizes.loc[engine].max().max(), 1)
-        found[f"{name}Policy"] = (
-            f"at {tokens:,.0f} tokens the {engine.upper()} misses {lru}, under an optimal policy "
-            f"{best}, in a cache without limit {least}"
-        )
+        found[f"{name}Policy"] = judged.policy_or_size(drawn.rows(figure, REPLAYED))[1]
     return found
 
 

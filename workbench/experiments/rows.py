@@ -19,12 +19,13 @@ from workbench.experiments import settings
 from workbench.experiments.execute import DEVICE, rung_answers
 from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.provenance import counted
-from workbench.experiments.runs import FINISHED, INFEASIBLE
+from workbench.experiments.runs import FINISHED, INFEASIBLE, load_table
 from workbench.experiments.settings import BATCHED, BESIDE, CONTINUOUS, LAST_TWO, NONE, TIMED
 from workbench.experiments.statistics import (
     Interval,
     Rates,
     Tables,
+    bootstrap,
     bootstrap_mean,
     bootstrap_ratio,
     draw_rates,
@@ -374,28 +375,71 @@ def ablation_rows(study: Study) -> pd.DataFrame:
 
 HARD = 4
 """The lowest of the levels that are called hard."""
+EASIER, HARDER = f"levels to {HARD - 1}", f"levels from {HARD}"
 
 
 def strategy_rows(study: Study) -> pd.DataFrame:
-    """Rows of plots.search_strategies, and what else a problem cost: prm_tokens, seconds.
+    """Rows of plots.search_strategies, and what else there is to tell a strategy by.
 
-    value, low, high: accuracy, in Wilson's interval of as many trials as there are problems: seeds
-    repeat them.
+    value, low, high: accuracy, in Wilson's interval of as many trials as problems: seeds repeat
+    them. gap, gap_low, gap_high: accuracy of `best`, the most accurate of this n, less this one's,
+    problem by problem. Of whole runs, by model: *_peak, the part of its blocks active at most;
+    *_hits, of prompt tokens found cached; *_thrash, events per 1,000 look-ups (thrashing_rows).
     """
-    named = study.runs[["run_id", "strategy", "n"]]
-    problems = named.merge(study.table("problems"), on="run_id")
-    hard, rows = problems["level"] >= HARD, list[Row]()
-    for levels, wanted in (("all levels", hard | True), (f"levels from {HARD}", hard)):
-        for (name, n), own in problems[wanted].groupby(["strategy", "n"], sort=False):
-            sums = {
-                "tokens": "tokens",
-                "prm_tokens": "prm_tokens_computed",
-                "seconds": "wall_part_s",
-            }
+    caches = {key: _cache_cells(own) for key, own in study.runs.groupby(["n", "strategy"])}
+    sums = {"tokens": "tokens", "prm_tokens": "prm_tokens_computed", "seconds": "wall_part_s"}
+    rows = list[Row]()
+    for levels, problems in _by_levels(study).items():
+        right: Any = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
+        for (n, name), own in problems.groupby(["n", "strategy"], sort=False):
             cells = {key: float(own[column].mean()) for key, column in sums.items()}
             found = wilson(float(own["correct"].mean()), own["problem_id"].nunique())
-            rows.append({"strategy": name, "n": n, "levels": levels, **cells, **found.cells})
+            best = str(right[n].mean().idxmax())
+            ahead = (right[n][best] - right[n][name]).dropna()
+            gap = bootstrap_mean(ahead, list(ahead.index))
+            where: Row = {"strategy": name, "n": n, "levels": levels, "best": best}
+            where |= {"gap": gap.estimate, "gap_low": gap.low, "gap_high": gap.high}
+            rows.append(where | cells | found.cells | caches[n, name])
     return pd.DataFrame(rows)
+
+
+def _by_levels(study: Study) -> dict[str, pd.DataFrame]:
+    """One row a run and problem with its strategy and n, of every kind of levels there is."""
+    named = study.runs[["run_id", "strategy", "n"]]
+    problems = named.merge(study.table("problems"), on="run_id").astype({"correct": float})
+    kinds = {EASIER: problems["level"] < HARD, HARDER: problems["level"] >= HARD}
+    return {"all levels": problems} | {k: problems[own] for k, own in kinds.items() if own.any()}
+
+
+def _cache_cells(runs: pd.DataFrame) -> Row:
+    """What these runs did to both caches; the tables of all runs at once could be too large."""
+    steps, asked = (load_table(list(runs["folder"]), name) for name in ("steps", "requests"))
+    cells: Row = {}
+    for engine in ENGINES:
+        own, its = (table[table["engine"] == engine] for table in (steps, asked))
+        look_ups = its["scheduled_s"].notna().sum() + its["preemptions"].sum()
+        cells[f"{engine}_peak"] = float((own["blocks_active"] / own["blocks_total"]).max())
+        cells[f"{engine}_hits"] = own["hit_tokens"].sum() / max(own["query_tokens"].sum(), 1)
+        cells[f"{engine}_thrash"] = 1000 * own["thrash_events"].sum() / max(look_ups, 1)
+    return cells
+
+
+def gains_by_level(study: Study) -> dict[str, Interval]:
+    """What accuracy gains from the fewest beams to the most, on the problems that both have and as
+    a mean over strategies: at the easier levels, at the harder, and `more`, harder less easier.
+    """
+    problems = _by_levels(study)["all levels"]
+    right = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
+    gain = (right[problems["n"].max()] - right[problems["n"].min()]).mean(axis=1).dropna()
+    level = problems.groupby("problem_id")["level"].first()[gain.index]
+    easy, hard = level < HARD, level >= HARD
+    parts: dict[str, Callable[..., Any]] = {
+        EASIER: lambda a, easy, b, hard: a / easy,
+        HARDER: lambda a, easy, b, hard: b / hard,
+        "more": lambda a, easy, b, hard: b / hard - a / easy,
+    }
+    columns = gain * easy, easy, gain * hard, hard
+    return {name: bootstrap(columns, list(gain.index), part) for name, part in parts.items()}
 
 
 def _mean(problems: pd.DataFrame, column: str) -> Interval:

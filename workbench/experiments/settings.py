@@ -259,7 +259,8 @@ class Plan:
             least = 0 if field.name in FROM_0 else 1
             share = field.name.endswith(("share", "shares"))
             fine = all(0 < v < 1 if share else v >= least or 0 < v < 1 for v in each)
-            if not fine or len(set(each)) < len(each) or (least and not each):
+            twice = field.name != "num_problems" and len(set(each)) < len(each)
+            if not fine or twice or (least and not each):
                 allowed = "shares in (0, 1)" if share else f"numbers from {least}"
                 raise refused(type(self), field.name, value, f"{allowed}, each once")
 
@@ -321,11 +322,25 @@ class PolicyPlan(Plan):
 
 @dataclass(frozen=True, slots=True)
 class StrategyPlan(Plan):
-    """Every strategy with each of the numbers of beams. num_seeds: the profile's first so many."""
+    """Every strategy with each of the numbers of beams. num_problems: one for all of these, or one
+    for each, of a list that begins alike. num_seeds: the profile's first so many.
+    """
 
-    num_problems: int = 16
+    num_problems: int | tuple[int, ...] = 16
     beam_counts: tuple[int, ...] = (4, 16)
     num_seeds: int = 2
+
+    def __post_init__(self) -> None:
+        Plan.__post_init__(self)  # slots leave super() no class
+        if len(self.problem_counts) != len(self.beam_counts):
+            allowed = f"one number, or one for each of beam_counts {self.beam_counts}"
+            raise refused(type(self), "num_problems", self.num_problems, allowed)
+
+    @property
+    def problem_counts(self) -> tuple[int, ...]:
+        """Problems of a run, for each of beam_counts."""
+        given = self.num_problems
+        return given if isinstance(given, tuple) else (given,) * len(self.beam_counts)
 
 
 _POWERS = tuple(2**k for k in range(15))
@@ -354,7 +369,8 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
     StrategyPlan: {
         "quick": StrategyPlan(12, num_seeds=1),
         "default": StrategyPlan(),
-        **dict.fromkeys(("full", "thesis"), StrategyPlan(128, (4, 16, 64), 5)),
+        "full": StrategyPlan((1072, 1072, 256), (4, 16, 64), 1),
+        "thesis": StrategyPlan(128, (4, 16, 64), 5),
     },
 }
 
@@ -390,11 +406,11 @@ def changed(plan: Plan, parameters: Mapping[str, Any]) -> Any:
 
 def strategy_runs(config: SweepConfig, plan: StrategyPlan) -> list[RunSpec]:
     """All strategies beside each other, seed by seed."""
-    own = replace(config, num_problems=plan.num_problems)
-    cells = product(config.seeds[: plan.num_seeds], plan.beam_counts, STRATEGIES)
+    counts = zip(plan.beam_counts, plan.problem_counts)
+    sizes: Any = [{"n": n, "num_problems": count} for n, count in counts]
     return [
-        make_run(own, THESIS_SHARE, seed, setting=f"{name}-n{n}", strategy=name, n=n)
-        for seed, n, name in cells
+        make_run(config, THESIS_SHARE, seed, setting=f"{name}-n{size['n']}", strategy=name, **size)
+        for seed, size, name in product(config.seeds[: plan.num_seeds], sizes, STRATEGIES)
     ]
 
 

@@ -454,13 +454,14 @@ def provenance(
     policies = list(runs["policy"].dropna().unique()) if "policy" in runs else []
     policy = f", shared by the policy {policies[0]}" if len(policies) == 1 else ""
     drawn = seeds if seed is None or seeds == "1 seed" else f"seed {seed} of {seeds}"
-    profile, machine = (" and ".join(runs[n].astype(str).unique()) for n in ("profile", "machine"))
+    columns = "profile", "machine", "num_problems", "n"
+    profile, machine, problems, n = (" and ".join(runs[c].astype(str).unique()) for c in columns)
     models = (
         f"LLM {first['llm']}, PRM {first['prm']} ({rung(runs)}); total memory "
         f"{format_size(int(first['total_memory']))}{outside}{policy}."
     )
     searched = (
-        f"Profile {profile}: {first['num_problems']} problems, {drawn}, n = {first['n']}, beam "
+        f"Profile {profile}: {problems} problems, {drawn}, n = {n}, beam "
         f"width {first['beam_width']}; {machine}{commits_of(pd.concat([runs, beside]))}."
     )
     return "\n".join([models, searched, *notes, CARRIES_OVER])

@@ -40,20 +40,21 @@ _CRITIQUES_CAPTION = (
 )
 STRATEGIES = {
     "beam_search": Style("beam search", theme.BLUE),
-    "best_of_n": Style("best of n", theme.BLACK, "dash", "square"),
-    "self_consistency": Style("self-consistency", theme.BLACK, "dot", "square-open"),
+    "best_of_n": Style("best of n", theme.GREY, "dash", "square"),
+    "self_consistency": Style("self-consistency", theme.GREY, "dot", "square-open"),
     "dvts": Style("DVTS", theme.ORANGE, "solid", "diamond"),
     "lookahead": Style("lookahead", theme.SKY, "solid", "triangle-up"),
     "rebase": Style("REBASE", theme.GREEN, "solid", "star"),
     "ets": Style("ETS", theme.PURPLE, "dash", "pentagon"),
     "dora": Style("DORA", theme.VERMILION, "dash", "hexagon"),
-    "particle_filter": Style("particle filter", theme.GREY, "solid", "cross"),
+    "particle_filter": Style("particle filter", theme.BLACK, "solid", "cross"),
 }
 _STRATEGIES_CAPTION = (
-    "Accuracy of each search strategy against the tokens that it samples for a problem; a line "
-    "leads from few beams to many. Bars: 95 % intervals (Wilson) of as many trials as there are "
-    "problems; all strategies search the same ones. Many of them sample nearly the same number, so "
-    "each is drawn to the side, by up to a quarter of its tokens: bars do not cover each other."
+    "Accuracy of each search strategy against the tokens that it samples for a problem (left) and "
+    "against seconds (right), those of the one machine named with the runs; a line leads from few "
+    "beams to many, a grey one without a search. Bars: 95 % intervals (Wilson) of as many trials "
+    "as there are problems; differences between strategies, on the same ones, are surer. Many "
+    "sample about as many tokens, so there each is drawn aside, by up to a quarter of them."
 )
 _ASIDE = 1.06  # from one strategy to the next, times
 _TREE_CAPTION = (
@@ -167,29 +168,36 @@ def critiques(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
 
 
 def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
-    """Accuracy over tokens sampled for a problem, a panel for each kind of levels.
+    """Accuracy over tokens sampled and over seconds, a row of panels for each kind of levels.
 
-    rows: strategy, n, levels, tokens, value, low, high.
+    rows: strategy, n, levels, tokens, seconds, value, low, high.
     """
     kinds, order = list(rows["levels"].unique()), list(STRATEGIES)
     aside = rows["strategy"].map(order.index) - len(order) // 2
-    rows = rows.assign(place=rows["tokens"] * _ASIDE**aside)
-    fig = make_subplots(1, len(kinds), shared_yaxes=True, subplot_titles=kinds)
-    for (name, levels), own in rows.sort_values("n").groupby(["strategy", "levels"], sort=False):
-        style, column = STRATEGIES[str(name)], kinds.index(levels) + 1
-        hover = "n = %{customdata[0]}: %{y:.2f}, %{customdata[1]:,.0f} tokens"
-        line = series(own, "place", style, hover, customdata=own[["n", "tokens"]])
-        line.update(legendgroup=style.label, showlegend=column == 1)
-        fig.add_trace(line, row=1, col=column)
-    ends = [0.85 * rows["place"].min(), 1.18 * rows["place"].max()]
-    ticks = [k * 10**power for power in range(8) for k in (1, 2, 5)]
-    axis = {"type": "log", "range": np.log10(ends).tolist(), "tickvals": ticks}
-    axis["ticktext"] = [theme.tokens_text(tick) for tick in ticks]
-    fig.update_xaxes(title_text="tokens sampled for a problem", **axis)
-    fig.update_yaxes(range=[0, 1.05])
-    fig.update_yaxes(title_text="accuracy", row=1, col=1)
-    frame = Frame(panels=330, top=132, legend=26)
-    title = "Search strategies: accuracy against tokens"
+    rows = rows.assign(place=rows["tokens"] * _ASIDE**aside).sort_values("n", kind="stable")
+    axes = {"place": "tokens sampled for a problem", "seconds": "seconds for a problem"}
+    fig = make_subplots(len(kinds), 2, shared_xaxes=True, shared_yaxes=True,
+                        vertical_spacing=0.05, horizontal_spacing=0.03)  # fmt: skip
+    hover = "n = %{customdata[0]}: %{y:.3f}, %{customdata[1]:,.0f} tokens, %{customdata[2]:.2g} s"
+    for (name, levels), own in rows.groupby(["strategy", "levels"], sort=False):
+        style, row = STRATEGIES[str(name)], kinds.index(levels) + 1
+        for column, x in enumerate(axes, 1):
+            line = series(own, x, style, hover, customdata=own[["n", "tokens", "seconds"]])
+            line.update(legendgroup=style.label, showlegend=row == column == 1)
+            line.update(line_width=2.5 if style.colour == theme.GREY else 1, marker_size=7)
+            fig.add_trace(line, row=row, col=column)
+    ticks = [k * 10.0**power for power in range(-2, 8) for k in (1, 2, 5)]
+    for column, (x, title) in enumerate(axes.items(), 1):
+        ends = np.log10([0.85 * rows[x].min(), 1.18 * rows[x].max()]).tolist()
+        axis = {"type": "log", "range": ends, "tickvals": ticks}
+        fig.update_xaxes(**axis, col=column)
+        fig.update_xaxes(title_text=title, row=len(kinds), col=column)
+    for row, levels in enumerate(kinds, 1):
+        own = rows[rows["levels"] == levels]
+        fig.update_yaxes(range=[own["low"].min() - 0.02, own["high"].max() + 0.02], row=row)
+        fig.update_yaxes(title_text=f"accuracy, {levels}", row=row, col=1)
+    frame = Frame(panels=40 + 150 * len(kinds), top=110, legend=8)
+    title = "Search strategies: accuracy against tokens and seconds"
     return finish(fig, title, _STRATEGIES_CAPTION, provenance, frame)
 
 
