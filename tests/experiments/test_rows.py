@@ -257,7 +257,7 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
 
 
 def test_the_committed_ratios_are_those_of_their_rates_and_bounded_everywhere():
-    """At every share and rung, with an interval: half of it is at most 0.03 measured, 0.05 replayed.
+    """At every share and rung, with an interval: half of it at most 0.03 measured, 0.05 replayed.
 
     Shares that do the same work as 0.3 are 1, and known to be.
     """

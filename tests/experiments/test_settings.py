@@ -10,6 +10,7 @@ from tests.experiments.fakes import IDENTITY
 from workbench.config import STRATEGIES
 from workbench.errors import ConfigError
 from workbench.experiments import settings
+from workbench.experiments.execute import replayed_config
 from workbench.experiments.settings import (
     MODIFICATIONS,
     PLANS,
@@ -236,3 +237,10 @@ def test_a_run_in_an_arena_names_both_shares_and_its_engines_have_no_memory_of_t
         assert technique.settings.items() <= TECHNIQUES[settings.ALL].settings.items()
     assert everything.config.problem_batching == "adaptive"
     assert everything.engine("prm").reuse_partial_blocks
+
+
+def test_the_thesis_profile_asks_as_the_thesis_did():
+    """Search and Learn's prompt to the LLM and RLHFlow's form to the PRM, replayed as measured."""
+    for config in (sweep_config("thesis"), replayed_config("quick")):
+        assert config.system_prompt.startswith("Solve the following math problem efficiently")
+        assert config.prm_format == "rlhflow"

@@ -27,6 +27,7 @@ from workbench.config import (
 )
 from workbench.experiments.memory import ENGINES, feasibility, shares_of, starting_share
 from workbench.replay.workload import IN_FLIGHT
+from workbench.search.search import SYSTEM_PROMPTS
 
 HOW_IT_IS_CARRIED_OUT = frozenset(("profile", "shares", "seeds", "order_seed", "warmup_problems",
                                    "sentinel_every", "sentinel_share"))  # fmt: skip
@@ -68,6 +69,8 @@ PROFILES: dict[str, dict[str, Any]] = {
         "device": "cuda",
         "max_model_len": 4096,
         "problems": "math500",
+        "system_prompt": SYSTEM_PROMPTS["search-and-learn"],
+        "prm_format": "rlhflow",
         "num_problems": 128,
         "seeds": (0, 1, 2, 3, 4),
         "shares": EVERY_SHARE,
