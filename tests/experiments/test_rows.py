@@ -62,12 +62,16 @@ def test_throughput_is_tokens_over_wall_time_and_busy_rates_count_new_tokens_onl
 
 
 def admitted(spec):
-    """A fake run of three requests: one never admitted, two admitted again; every step thrashes."""
-    run = fake_result(spec)
+    """A fake run of three requests: one never admitted, two admitted again; every step thrashes.
+    Self-consistency asks no PRM.
+    """
+    run, scored = fake_result(spec), spec.config.strategy != "self_consistency"
     asked = {"engine": ["llm", "llm", "prm"], "scheduled_s": [0.1, np.nan, 0.2]}
     requests = pd.DataFrame(asked).assign(run_id="", preemptions=[1, 0, 3])
     steps = run.tables["steps"].assign(thrash_events=1)
-    return replace(run, tables={**run.tables, "steps": steps, "requests": requests})
+    both = {"steps": steps, "requests": requests}
+    own = {name: table[scored | (table["engine"] == "llm")] for name, table in both.items()}
+    return replace(run, tables={**run.tables, **own})
 
 
 def test_strategies_are_compared_over_all_levels_and_over_the_easier_and_the_hard_ones(tmp_path):
@@ -119,11 +123,14 @@ def test_a_strategy_is_told_from_the_best_by_their_difference_problem_by_problem
 
 
 def test_what_a_strategy_does_to_both_caches_is_counted_over_its_runs(strategies):
-    row = views.strategy_rows(strategies).iloc[0]
+    rows = views.strategy_rows(strategies)
+    row = rows.iloc[0]
     assert row[["llm_hits", "prm_hits"]].tolist() == [0.8, 0.8]
     assert row[["llm_peak", "prm_peak"]].tolist() == pytest.approx([0.5, 0.5], rel=0.01)
     assert row["llm_thrash"] == 1000 * 6 / 2, "one was admitted twice, one never"
     assert row["prm_thrash"] == 1000 * 6 / 4
+    alone = rows[rows["strategy"] == "self_consistency"].iloc[0]
+    assert alone["llm_hits"] == 0.8 and alone[["prm_peak", "prm_hits", "prm_thrash"]].isna().all()
 
 
 def test_gains_of_hard_and_easier_levels_are_those_of_the_problems_both_budgets_have(strategies):

@@ -412,15 +412,15 @@ def _by_levels(study: Study) -> dict[str, pd.DataFrame]:
 
 
 def _cache_cells(runs: pd.DataFrame) -> Row:
-    """What these runs did to both caches; the tables of all runs at once could be too large."""
+    """What these runs did to both caches, read apart: all runs' tables at once are too large."""
     steps, asked = (load_table(list(runs["folder"]), name) for name in ("steps", "requests"))
     cells: Row = {}
     for engine in ENGINES:
         own, its = (table[table["engine"] == engine] for table in (steps, asked))
         look_ups = its["scheduled_s"].notna().sum() + its["preemptions"].sum()
         cells[f"{engine}_peak"] = float((own["blocks_active"] / own["blocks_total"]).max())
-        cells[f"{engine}_hits"] = own["hit_tokens"].sum() / max(own["query_tokens"].sum(), 1)
-        cells[f"{engine}_thrash"] = 1000 * own["thrash_events"].sum() / max(look_ups, 1)
+        cells[f"{engine}_hits"] = own["hit_tokens"].sum() / (own["query_tokens"].sum() or np.nan)
+        cells[f"{engine}_thrash"] = 1000 * own["thrash_events"].sum() / (look_ups or np.nan)
     return cells
 
 
