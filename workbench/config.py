@@ -112,6 +112,13 @@ def refused(kind: type, name: str, given: Any, allowed: str, hint: str = "") -> 
     return ConfigError(f"{kind.__name__}.{name} is {given!r}; allowed: {allowed}.{hint}")
 
 
+def check_subtrees(settings: Any) -> None:
+    """ConfigError unless beam_width divides n, as in a DVTS."""
+    if settings.n % settings.beam_width:
+        allowed = f"multiples of beam_width ({settings.beam_width})"
+        raise refused(type(settings), "n", settings.n, allowed)
+
+
 @cache
 def declared_fields(cls: type) -> tuple[tuple[str, Any, frozenset[type], Any], ...]:
     """Of each field: its name, its types, those taken as they are, and its range or choices."""
@@ -285,8 +292,8 @@ class StrategyConfig(SearchConfig):
         self._require("beam_width", self.beam_width <= self.n, f"<= n ({self.n})")
         steps = self.strategy == "beam_search" or not self.finish_at_limit
         self._require("finish_at_limit", steps, "False but in a beam_search")
-        whole = self.strategy != "dvts" or self.n % self.beam_width == 0
-        self._require("n", whole, f"multiples of beam_width ({self.beam_width}) in a dvts")
+        if self.strategy == "dvts":
+            check_subtrees(self)
 
 
 @dataclass(frozen=True, slots=True)
