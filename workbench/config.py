@@ -50,6 +50,8 @@ STRATEGIES = ("beam_search", "best_of_n", "self_consistency", "dvts", "lookahead
 """As search/variants.py has their classes."""
 POLICIES = ("static", "first_come", "phase_aware", "marginal_value")
 """Who gets the pages of one memory for both models; kvcache/policies.py has their classes."""
+BACKENDS = ("here", "processes", "ray", "slurm")
+"""Where runs are carried out; experiments/backends.py says how."""
 _ONE = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _MANY = {int: "whole numbers", float: "numbers", bool: "truth values", str: "texts"}
 
