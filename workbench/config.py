@@ -50,6 +50,8 @@ STRATEGIES = ("beam_search", "best_of_n", "self_consistency", "dvts", "lookahead
 """As search/variants.py has their classes."""
 POLICIES = ("static", "first_come", "phase_aware", "marginal_value")
 """Who gets the pages of one memory for both models; kvcache/policies.py has their classes."""
+BACKENDS = ("here", "processes", "ray", "slurm")
+"""Where runs are carried out; experiments/backends.py says how."""
 _ONE = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _MANY = {int: "whole numbers", float: "numbers", bool: "truth values", str: "texts"}
 
@@ -110,6 +112,13 @@ def require_known(given: Iterable[str], known: list[str], what: str, noun: str =
 def refused(kind: type, name: str, given: Any, allowed: str, hint: str = "") -> ConfigError:
     """The error for a setting of another type or outside what is allowed."""
     return ConfigError(f"{kind.__name__}.{name} is {given!r}; allowed: {allowed}.{hint}")
+
+
+def check_subtrees(settings: Any) -> None:
+    """ConfigError unless beam_width divides n, as in a DVTS."""
+    if settings.n % settings.beam_width:
+        allowed = f"multiples of beam_width ({settings.beam_width})"
+        raise refused(type(settings), "n", settings.n, allowed)
 
 
 @cache
@@ -285,8 +294,8 @@ class StrategyConfig(SearchConfig):
         self._require("beam_width", self.beam_width <= self.n, f"<= n ({self.n})")
         steps = self.strategy == "beam_search" or not self.finish_at_limit
         self._require("finish_at_limit", steps, "False but in a beam_search")
-        whole = self.strategy != "dvts" or self.n % self.beam_width == 0
-        self._require("n", whole, f"multiples of beam_width ({self.beam_width}) in a dvts")
+        if self.strategy == "dvts":
+            check_subtrees(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from workbench.bench.memory import (
 )
 from workbench.bench.record import record
 from workbench.bench.search import make_workload
+from workbench.engine.engine import Engine
 from workbench.errors import WorkbenchError
 from workbench.experiments.settings import PolicyPlan
 from workbench.experiments.study import run_policies
@@ -123,6 +124,22 @@ def test_one_model_in_an_arena_is_set_against_a_pool_of_its_own(monkeypatch):
     ratio, low = overhead_rows(search.TINY, pairs=2, prompts=1)
     assert (ratio.name, ratio.repeats) == ("arena_vs_dedicated", 2)
     assert low.value == ratio.spread[0] <= ratio.ratio
+
+
+def test_both_sides_of_an_arena_s_overhead_do_all_their_work(monkeypatch):
+    """Also the one that takes more steps: one model lends the other what its own pool lacks."""
+    made = []
+
+    def engine(*given, **settings):
+        made.append(Engine(*given, **settings))
+        return made[-1]
+
+    monkeypatch.setattr(memory, "BLOCKS", 160)
+    monkeypatch.setattr(memory, "Engine", engine)
+    list(overhead_rows(search.TINY, pairs=1, prompts=16))
+    steps = [len(each.trace.steps) for each in made]
+    assert steps[0] < steps[2], "the LLM's"
+    assert not any(each.has_work for each in made)
 
 
 @pytest.fixture

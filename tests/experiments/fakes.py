@@ -86,3 +86,15 @@ class Dying:
             if (spec.seed, len(before)) == (0, 1) or (spec.seed == 1 and spec == specs[-1]):
                 os._exit(1)
             yield spec, fake_result(spec)
+
+
+def stumbling(specs):
+    """Carries out one fake run; then its process ends, where there are more."""
+    yield specs[0], fake_result(specs[0])
+    if len(specs) > 1:
+        os._exit(1)
+
+
+def broken(specs):
+    """Cannot begin."""
+    raise OSError("no space is left")

@@ -6,18 +6,19 @@ import pytest
 
 from tests.experiments.fakes import fake_result
 from workbench.experiments import rows as views
-from workbench.experiments.claims import batching_claim, finishing_claim
+from workbench.experiments.claims import ablation_claims, batching_claim, finishing_claim
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.runs import RunResult, compare
 from workbench.experiments.settings import (
     ABLATION,
+    BATCHED,
     BESIDE,
     LAST_TWO,
     MODIFICATIONS,
     AblationPlan,
     sweep_config,
 )
-from workbench.experiments.statistics import WORK, Interval
+from workbench.experiments.statistics import WORK
 from workbench.experiments.study import figures_home, preview, profile_figures, run_ablation
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
@@ -119,27 +120,28 @@ def test_nodes_are_compared_token_by_token(study, tmp_path):
     [((1.9, 1.6, 2.1), "holds"), ((1.2, 1.1, 1.4), "fails"), ((1.5, 1.3, 1.8), "depends on")],
 )
 def test_c7_is_a_rule_over_the_interval_of_the_gain(gain, verdict):
-    claim = batching_claim(Interval(*gain))
+    row = dict(zip(("value", "low", "high"), gain)) | {"metric": "gain", "setting": BATCHED[1]}
+    claim = batching_claim(pd.DataFrame([row]))
     assert (claim.key, claim.verdict) == ("C7", verdict)
     assert f"{gain[0]:.2f} times" in claim.number
 
 
-def answers(stops, finishes, reached=True):
-    """Rows of views.depth_pairs of as many problems, all at a limit of 40."""
-    frame = {"correct_stops": stops, "correct_finishes": finishes}
-    frame |= {"problem_id": [f"p{k}" for k in range(len(stops))], "max_depth": 40}
-    return pd.DataFrame(frame).assign(reached_finishes=reached)
+def test_c8_is_a_rule_over_the_accuracy_gained_at_the_greatest_limit():
+    """No change proves nothing; where a beam came to the limit is not told."""
+    rows = pd.DataFrame({"metric": ["stops", "finishes"] * 2, "max_depth": [4, 4, 40, 40]})
+    same = finishing_claim(rows.assign(value=[0.2, 0.9, 0.5, 0.5], num_problems=5))
+    assert same.verdict == "depends on"
+    assert "+0.70 at a limit of 4 steps; +0.00 at a limit of 40 steps [-0.45, 0.45]" in same.number
+    more = finishing_claim(rows.assign(value=[0.5, 0.5, 0.5, 0.6], num_problems=5))
+    assert more.verdict == "fails"
 
 
-def test_c8_is_a_rule_over_the_accuracy_gained():
-    """No change among few problems proves little, none among many proves the claim."""
-    few, many = answers([1.0] * 4, [1.0] * 4), answers([1.0] * 100, [1.0] * 100)
-    assert finishing_claim(few, 40).verdict == "depends on"
-    assert finishing_claim(many, 40).verdict == "holds"
-    assert finishing_claim(answers([0.0] * 50, [1.0] * 50), 40).verdict == "fails"
-    untested = finishing_claim(answers([1.0] * 100, [1.0] * 100, reached=False), 40)
-    assert untested.verdict == "depends on"
-    assert "0 of 100 searches reached" in untested.number
+def test_both_claims_are_judged_of_the_study_s_own_rows(study, rows):
+    found = ablation_claims(study)
+    judged = [judge(rows.assign(num_problems=PLAN.num_problems)).number
+              for judge in (batching_claim, finishing_claim)]  # fmt: skip
+    assert [claim.number for claim in found] == judged
+    assert {claim.key for claim in found} == {"C7", "C8"}
 
 
 def test_its_slow_settings_disturb_neither_comparison_nor_forecast_and_its_home_is_its_own(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.experiments.fakes import IDENTITY, Dying, fake_result
+from tests.experiments.fakes import IDENTITY, Dying, broken, fake_result, stumbling
 from workbench.cli import main
 from workbench.errors import ConfigError
 from workbench.experiments import backends
@@ -86,6 +86,21 @@ def assert_nothing_lost_or_twice(tmp_path, monkeypatch, backend) -> str:
 def test_a_dead_worker_s_runs_are_done_again_and_no_other(tmp_path, monkeypatch) -> None:
     error = assert_nothing_lost_or_twice(tmp_path, monkeypatch, TWO)
     assert error.startswith("WorkerError: 2 workers died of it. BrokenProcessPool")
+
+
+def test_a_group_is_tried_anew_after_each_run_that_it_stores(tmp_path, monkeypatch) -> None:
+    """However often a worker dies: each death follows a finished run."""
+    monkeypatch.setattr(backends, "ATTEMPTS", 2)
+    found = run_sweep(FAKE, tmp_path, execute=stumbling, progress=False, backend=TWO)
+    assert list(found.all_runs["status"]) == ["finished"] * 6
+
+
+def test_an_error_in_a_worker_is_no_death_of_it(tmp_path) -> None:
+    """It is raised as it would be here."""
+    for backend in (Backend(), TWO):
+        with pytest.raises(OSError, match="no space is left"):
+            run_sweep(FAKE, tmp_path, execute=broken, progress=False, backend=backend)
+    assert not any(tmp_path.iterdir())
 
 
 def test_seconds_of_two_machines_are_never_compared(tmp_path) -> None:

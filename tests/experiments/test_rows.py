@@ -205,11 +205,12 @@ def test_a_gap_in_the_record_shows():
 
 def test_claims_are_judged_by_their_rules(sweep, lost):
     judged = [claims.peak_claim(views.memory_split_rows(sweep))]
-    judged += [claims.eviction_claim(views.rates_of(sweep)["tokens_per_s"], lost)]
     judged += [claims.hits_claim(views.prefix_hit_rows(sweep))]
     judged += [claims.sameness_claim(sweep.table("nodes"))]
     assert {claim.verdict for claim in judged} == {"holds"}
     thrash = claims.thrash_claim(views.thrashing_rows(sweep))
+    eviction = claims.eviction_claim(views.rates_of(sweep)["tokens_per_s"], lost)
+    assert eviction.number.endswith("it depends on the machine's noise"), "no two did equal work"
     assert thrash.verdict == "depends on"
     assert thrash.number.endswith("it is rare at 0.08, 0.20, 0.30, 0.40 and common at 0.50")
     assert all(claim.number and claim.figure in plots.FIGURES for claim in [*judged, thrash])

@@ -75,6 +75,36 @@ def test_a_failing_run_is_kept_as_a_row_and_retried_only_when_asked(tmp_path):
     assert retrying.done == ["split-0.300-seed0"]
 
 
+def test_an_interrupted_repetition_loses_nothing_of_what_is_known(tmp_path):
+    """Neither of the failed run that was begun again nor of those that were to follow."""
+    known = sweep(tmp_path, Counting({0.2: RuntimeError("one"), 0.3: RuntimeError("two")}))
+    stopped = Counting(dict.fromkeys(CONFIG.shares, KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, stopped, retry_failed=True)
+    assert len(stopped.done) == 1
+    found = sweep(tmp_path, stopped, compute=False)
+    assert found.missing == ()
+    pd.testing.assert_frame_equal(found.all_runs, known.all_runs)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_what_another_process_stores_meanwhile_is_not_begun(tmp_path, failed):
+    """Nor begun again, where it had failed before."""
+    first = Counting(dict.fromkeys(CONFIG.shares, RuntimeError("it broke")))
+    if failed:
+        sweep(tmp_path, first)
+    execute, another = Counting(), Counting()
+
+    def beside(spec):
+        if not another.done:
+            sweep(tmp_path, another, retry_failed=True)
+        return execute(spec)
+
+    found = sweep(tmp_path, beside, retry_failed=True)
+    assert (len(execute.done), len(another.done)) == (1, 4)
+    assert list(found.all_runs["status"]) == ["finished"] * 4
+
+
 def test_an_infeasible_share_is_a_row_with_the_bytes_that_lack(tmp_path):
     config = sweep_config("quick", num_problems=3, warmup_problems=0, shares=(0.02, 0.3, 0.4, 0.8))
     assert len(sweep(tmp_path, Counting(), config, compute=False).missing) == 4, "only looked at"

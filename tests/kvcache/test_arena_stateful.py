@@ -128,6 +128,13 @@ class ArenaMachine(RuleBasedStateMachine):
         pool = cache.pool
         assert not (pool.idle and pool.held > pool.grant.limit), "idle pages above the limit"
 
+    @rule(name=MODELS)
+    def recover(self, name: str) -> None:
+        """A call of a model was cut short: what others have in use stays, bytes to come as well."""
+        name = self.model(name)
+        self.memory.caches[name].recover()
+        self.memory.running[name].clear()
+
     @rule(share=st.floats(0.05, 0.95))
     def resplit(self, share: float) -> None:
         before = self.arena.target

@@ -105,6 +105,25 @@ def test_a_copy_goes_into_a_page_that_was_another_models() -> None:
     assert holds(llm, own, 3.0)
 
 
+def test_what_is_to_be_copied_outlives_a_call_of_another_model_that_was_cut_short() -> None:
+    """So does what is to be zeroed: the copy goes into a page that was the other's."""
+    arena, storage, llm, _ = two_models(4, FirstCome())
+    prm_cache = arena.cache("prm", SIZE)
+    llm_cache = arena.cache("llm", SIZE, reuse_partial_blocks=True)
+    assert prm_cache.allocate(1, list(range(prm_cache.num_free * SIZE))) is not None
+    prm_cache.free(1)
+    tokens = [7] * (arena.packing("llm").blocks * SIZE - 1)
+    partial = llm_cache.allocate(1, tokens).block_ids[-1]
+    llm.settle(llm_cache)
+    fill(llm, partial, 3.0)
+    llm_cache.free(1, token_ids=tokens)
+    own, zeroed = llm_cache.allocate(2, [*tokens, 8]).block_ids[-1], storage.bytes_zeroed
+    prm_cache.recover()
+    llm.settle(llm_cache)
+    assert holds(llm, own, 3.0)
+    assert storage.bytes_zeroed > zeroed
+
+
 def test_a_cache_of_its_own_copies_a_partial_block() -> None:
     storage = KVStorage(6, SIZE, layers=2, kv_heads=1, head_dim=4)
     cache = KVCacheManager(6, SIZE, reuse_partial_blocks=True)

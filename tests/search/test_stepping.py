@@ -1,6 +1,8 @@
 """A search played round by round: the same result, and seconds of its own."""
 
+import random
 import time
+from itertools import count
 
 import pytest
 
@@ -11,6 +13,7 @@ from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
 from workbench.search.search import Search, run_search
 from workbench.search.strategies import BeamSearch
+from workbench.trace import Recorder
 
 STRATEGY = BeamSearch(n=4, beam_width=2, max_depth=4)
 LIMITS = {"num_blocks": 200, "max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 384}
@@ -112,3 +115,35 @@ def test_pairs_that_share_weights_search_alike():
     assert second.result().trace.steps["evicted"].sum() > 0
     with pytest.raises(ConfigError, match=r"model='tiny-solver' and weights loaded with model='ti"):
         Engine("tiny-solver", weights=prm.weights, **LIMITS)
+
+
+def test_engines_record_to_their_own_whichever_searches_interrupts_left_in_them(given, monkeypatch):
+    """Three searches go on in any order; a round may end without setting its engines back, and what
+    an engine records to of its own may change in between.
+    """
+    engines, dice, own = given(), random.Random(0), (None, "")
+    llm, prm = engines["llm"], engines["prm"].engine
+    searches = [Search(load_problems("tiny", limit=1), **engines) for _ in range(3)]
+    give, calls = llm.trace_as, count()
+
+    def interrupted(*to):
+        if next(calls):  # the first one takes the engine
+            raise KeyboardInterrupt
+        return give(*to)
+
+    for _ in range(400):
+        search, what = dice.choice(searches), dice.choice(("round", "left", "left", "own"))
+        if what == "own":
+            own = Recorder(), "own"
+            llm.trace_as(*own)
+        elif what == "left":
+            calls = count()
+            with monkeypatch.context() as patch:
+                patch.setattr(llm, "trace_as", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    search.round()
+            assert llm.recorder is not own[0]
+        else:
+            search.round()
+            assert (llm.recorder, llm.trace_name) == own
+            assert (prm.recorder, prm.trace_name) == (None, "")

@@ -34,7 +34,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from statistics import quantiles
 from tempfile import TemporaryDirectory
@@ -358,7 +358,7 @@ def overhead_rows(model: str, pairs: int, prompts: int, seed: int = 0) -> Iterat
                 for scoring in engines[1:]:
                     scoring.add_score(prompt, range(7, len(prompt), 8), (0, 1))
         seconds, first = [0.0, 0.0], number % 2
-        while any(engine.has_work for engine in sides[0]):
+        while any(engine.has_work for engine in chain(*sides)):
             for which in (first, 1 - first):
                 start = perf_counter()
                 for engine in sides[which]:

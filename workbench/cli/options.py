@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_origin
 import typer
 from typer import Option
 
-from workbench.config import Range, declared_fields
+from workbench.config import BACKENDS, Range, declared_fields
 from workbench.errors import ConfigError, NotebookError, StepError, WorkbenchError
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ Stale = Annotated[
     Option("--stale", help="ok: take stored runs of other code where there are none of this"),
 ]
 On = Annotated[
-    Literal["here", "processes", "ray", "slurm"],
+    str,
     Option(
         "--backend",
         envvar="WORKBENCH_BACKEND",
-        help="where runs are carried out: here, by worker processes, a Ray cluster, Slurm's jobs",
+        help="where runs are carried out (ray, slurm: on a cluster): " + ", ".join(BACKENDS),
     ),
 ]
 Workers = Annotated[

@@ -13,13 +13,13 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from itertools import repeat
+from itertools import repeat, starmap
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -27,39 +27,39 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 
-from workbench.config import Range, check
-from workbench.errors import ConfigError, RunStoreError, WorkbenchError, WorkerError
-from workbench.experiments import execute
+from workbench.config import BACKENDS, Range, check
+from workbench.errors import ConfigError, RunStoreError, WorkerError
 from workbench.experiments.execute import Execute
 from workbench.experiments.provenance import describe, machine_facts, runs_folder, this_code
-from workbench.experiments.runs import FINISHED, RunResult, RunStore, held, read_run
+from workbench.experiments.runs import FINISHED, RunStore, held, read_run
 from workbench.experiments.settings import COUNTED, Identity, RunSpec
+from workbench.experiments.statistics import is_replayed
 from workbench.host import total_memory, usable_cores
 from workbench.search.rounds import Progress
 
-BACKENDS = HERE, PROCESSES, RAY, SLURM = "here", "processes", "ray", "slurm"
+HERE, PROCESSES, RAY, SLURM = BACKENDS
 PACKAGES = {RAY: "ray", SLURM: "submitit"}
-ATTEMPTS = 3  # at a group whose workers die
+ATTEMPTS = 3  # at a group whose workers die before another of its runs is stored
 POLL_S = 0.1
 OWN_BYTES = 1 << 30  # of a worker beside its runs: Python, kernels, a recording
 DAY = 24 * 60  # minutes; submitit's own limit is five, and SBATCH_TIMELIMIT goes before both
 NAME, WORKERS = "WORKBENCH_BACKEND", "WORKBENCH_WORKERS"
 
 Submit = Callable[..., Any]  # a function and its arguments; returns what has done() and result()
-
-
-def one_by_one(function: Callable[[RunSpec], RunResult], specs: Sequence[RunSpec]) -> Iterable[Any]:
-    """execute.one_by_one as a worker can be sent it: partial(one_by_one, function)."""
-    return execute.one_by_one(function)(specs)
+IsDeath = Callable[[Exception], bool]  # of what result() raised: no error of the call, but its end
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs that one worker carries out and stores. beside: stored ones that they stand beside."""
+    """Runs that one worker carries out and stores. beside: stored ones that they stand beside.
+
+    places: the folder of each run, and when it was made as this was planned, 0: there was none.
+    """
 
     store: RunStore
     execute: Execute
     runs: Mapping[RunSpec, Identity]
+    places: Mapping[RunSpec, tuple[Path, int]]
     beside: Sequence[Path] = ()
 
     @property
@@ -68,22 +68,25 @@ class Group:
         return next(iter(self.runs.values()))
 
     def carry_out(self, problem: Exception | None = None) -> Iterator[tuple[RunSpec, int]]:
-        """Carry out what is not stored; each run with how many of its problems are answered by now.
+        """Carry out what is left; each run with how many of its problems are answered by now.
 
+        What others store meanwhile is not begun. A failed run that is repeated is kept until then.
         problem: stored of all these runs in place of a result.
         """
-        left = [spec for spec, own in self.runs.items() if not held(self.store.stored(spec, own))]
-        problem = problem or self._mixture()
-        for spec, outcome in zip(left, repeat(problem)) if problem else self.execute(left):
-            if isinstance(outcome, Progress):
-                yield spec, outcome.answered
-            else:
-                self.store.write(spec, self.runs[spec], outcome)
-                yield spec, spec.config.num_problems
+        problem, left = problem or self._mixture(), dict(self.places)
+        while left := {spec: place for spec, place in left.items() if _is_left(*place)}:
+            now = [*left]
+            for spec, outcome in zip(now, repeat(problem)) if problem else self.execute(now):
+                if isinstance(outcome, Progress):
+                    yield spec, outcome.answered
+                else:
+                    self.store.write(spec, self.runs[spec], outcome)
+                    del left[spec]
+                    yield spec, spec.config.num_problems
 
     def _mixture(self) -> RunStoreError | None:
         """Why seconds of this machine must not be compared with those stored; None if they may."""
-        if _is_replayed(self.identity) or next(iter(self.runs)).role == COUNTED:
+        if is_replayed(self.identity.llm) or next(iter(self.runs)).role == COUNTED:
             return None
         own = [self.store.stored(*run) for run in self.runs.items()]  # by a worker that died
         here = describe(machine_facts())
@@ -154,9 +157,14 @@ class Backend:
         for spec, folder in stored.items():
             beside.setdefault(spec.group, []).append(folder)
         for number, (spec, own) in enumerate(runs.items()):
-            hand = number % hands if _is_replayed(own) else 0
+            hand = number % hands if is_replayed(own.llm) else 0
             dealt.setdefault((spec.group, hand), {})[spec] = own
-        return [Group(store, execute, own, beside.get(at, ())) for (at, _), own in dealt.items()]
+        groups = []
+        for (at, _), each in dealt.items():
+            folders = {spec: store.folder(spec, own) for spec, own in each.items()}
+            places = {spec: (folder, _made(folder)) for spec, folder in folders.items()}
+            groups.append(Group(store, execute, each, places, beside.get(at, ())))
+        return groups
 
     def carry_out(self, groups: Sequence[Group]) -> Iterator[tuple[RunSpec, int]]:
         """Carry out all groups; each run with how many of its problems are answered by now.
@@ -168,11 +176,11 @@ class Backend:
             for group in groups:
                 yield from group.carry_out()
             return
-        left = {g.store.folder(s, own): s for g in groups for s, own in g.runs.items()}
+        left = {spec: place for group in groups for spec, place in group.places.items()}
         memory, gpus, threads = OWN_BYTES, 0, 1
-        measured = [group for group in groups if not _is_replayed(group.identity)]
+        measured = [group for group in groups if not is_replayed(group.identity.llm)]
         if measured:
-            gpus = int(any(spec.config.device != "cpu" for spec in left.values()))
+            gpus = int(any(spec.config.device != "cpu" for spec in left))
             sizes = (sum(spec.total_bytes for spec in group.runs) for group in measured)
             memory += 0 if gpus else min(max(sizes), total_memory() // 2)  # as Searches
             threads = torch.get_num_threads()
@@ -181,12 +189,16 @@ class Backend:
             # as many with few groups left: seconds are compared with those of full strength
             most = self.workers or self._workers(usable_cores(), memory, gpus)
             threads = max(1, usable_cores() // most)
-        calls = [(group, threads) for group in groups]
-        for ended in self.each(_carry_out, calls, Needs(threads, memory, gpus), workers):
+        calls, needs = [(group, threads) for group in groups], Needs(threads, memory, gpus)
+
+        def num_left(number: int) -> int:
+            return sum(starmap(_is_left, groups[number].places.values()))
+
+        for ended in self.each(_carry_out, calls, needs, workers, num_left):
             if ended and ended[1]:
                 deque(groups[ended[0]].carry_out(ended[1]), maxlen=0)
-            for folder in [folder for folder in left if folder.exists()]:
-                spec = left.pop(folder)
+            for spec in [spec for spec, (at, before) in left.items() if _made(at) != before]:
+                del left[spec]
                 yield spec, spec.config.num_problems
 
     def map(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -203,33 +215,38 @@ class Backend:
         calls: Sequence[tuple[Any, ...]],
         needs: Needs,
         workers: int,
+        num_left: Callable[[int], int] = lambda number: 1,
     ) -> Iterator[tuple[int, Any] | None]:
-        """Number and result of each call as it ends, and None now and then. The result is a
-        WorkerError where ATTEMPTS workers died; what the workbench raises in one is raised.
+        """Number and result of each call as it ends, and None now and then. What a call raises is
+        raised. The result is a WorkerError where ATTEMPTS workers died and as much of it was left.
         """
         if self.name == HERE or not calls:
             yield from ((number, function(*call)) for number, call in enumerate(calls))
             return
-        waiting, running = deque((number, 1) for number in range(len(calls))), dict[Any, Any]()
+        waiting, running = deque((n, 0, num_left(n)) for n in range(len(calls))), dict[Any, Any]()
         with ExitStack() as stack:  # on an interrupt, what still runs is ended
-            starts: dict[str, Callable[..., Submit]] = {PROCESSES: _on_processes, RAY: _on_ray}
-            submit = starts.get(self.name, partial(_on_slurm, self.cluster))(needs, stack)
+            starts: dict[str, Callable[..., tuple[Submit, IsDeath]]]
+            starts = {PROCESSES: _on_processes, RAY: _on_ray}
+            start = starts.get(self.name, partial(_on_slurm, self.cluster))
+            submit, is_death = start(needs, stack)
             while waiting or running:
                 while waiting and len(running) < workers:
-                    number, attempt = waiting.popleft()
-                    running[submit(function, *calls[number])] = number, attempt
+                    number, deaths, before = waiting.popleft()
+                    running[submit(function, *calls[number])] = number, deaths, before
                 yield None
                 time.sleep(POLL_S)
                 for future in [future for future in running if future.done()]:
-                    number, attempt = running.pop(future)
+                    number, deaths, before = running.pop(future)
                     try:
                         yield number, future.result()
-                    except WorkbenchError:
-                        raise
                     except Exception as problem:
+                        if not is_death(problem):
+                            raise
+                        left = num_left(number)
+                        deaths = deaths + 1 if left == before else 1
                         told = f"{type(problem).__name__}: {problem}"
-                        if attempt < ATTEMPTS:
-                            waiting.append((number, attempt + 1))
+                        if deaths < ATTEMPTS:
+                            waiting.append((number, deaths, left))
                         else:
                             yield number, WorkerError(f"{ATTEMPTS} workers died of it. {told}")
 
@@ -240,7 +257,19 @@ class Backend:
         return max(1, min(count, 1 if gpus else usable_cores(), total_memory() // 2 // memory))
 
 
-def _on_processes(needs: Needs, stack: ExitStack) -> Submit:
+def _is_left(folder: Path, before: int) -> bool:
+    """Whether a run is to be carried out: it is as it was when planned, or cannot be read."""
+    return _made(folder) == before or not held(folder)
+
+
+def _made(folder: Path) -> int:
+    """When a run folder was made, in nanoseconds; 0: there is none."""
+    with suppress(FileNotFoundError):
+        return folder.stat().st_mtime_ns
+    return 0
+
+
+def _on_processes(needs: Needs, stack: ExitStack) -> tuple[Submit, IsDeath]:
     """Processes, each the only one of its pool: one that dies takes no other with it."""
     last = dict[ProcessPoolExecutor, Future[Any]]()
 
@@ -254,7 +283,7 @@ def _on_processes(needs: Needs, stack: ExitStack) -> Submit:
         last[pool] = pool.submit(function, *given)
         return last[pool]
 
-    return submit
+    return submit, lambda problem: isinstance(problem, BrokenExecutor)
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
@@ -263,9 +292,10 @@ def _end(pool: ProcessPoolExecutor) -> None:
     pool.shutdown()
 
 
-def _on_ray(needs: Needs, stack: ExitStack) -> Submit:
+def _on_ray(needs: Needs, stack: ExitStack) -> tuple[Submit, IsDeath]:
     """Tasks of the cluster that RAY_ADDRESS names or that runs here, else of one made here."""
     import ray  # noqa: PLC0415  an optional extra
+    from ray.exceptions import RayError, RayTaskError  # noqa: PLC0415
 
     if not ray.is_initialized():
         ray.init()
@@ -276,12 +306,13 @@ def _on_ray(needs: Needs, stack: ExitStack) -> Submit:
         stack.callback(ray.cancel, sent, force=True)
         return sent.future()
 
-    return submit
+    return submit, lambda told: isinstance(told, RayError) and not isinstance(told, RayTaskError)
 
 
-def _on_slurm(cluster: str, needs: Needs, stack: ExitStack) -> Submit:
+def _on_slurm(cluster: str, needs: Needs, stack: ExitStack) -> tuple[Submit, IsDeath]:
     """Jobs; SBATCH_PARTITION, SBATCH_TIMELIMIT and others of sbatch's own say more of them."""
     import submitit  # noqa: PLC0415  an optional extra
+    from submitit.core.utils import UncompletedJobError  # noqa: PLC0415
 
     executor = submitit.AutoExecutor(runs_folder() / ".slurm", cluster=cluster)
     size = {"mem_gb": math.ceil(needs.memory / 2**30), "timeout_min": DAY}
@@ -293,11 +324,7 @@ def _on_slurm(cluster: str, needs: Needs, stack: ExitStack) -> Submit:
         stack.callback(job.cancel, check=False)
         return job
 
-    return submit
-
-
-def _is_replayed(identity: Identity) -> bool:
-    return identity.llm == "replayed"
+    return submit, lambda problem: isinstance(problem, UncompletedJobError)
 
 
 # -- in a worker --
@@ -306,7 +333,7 @@ def _is_replayed(identity: Identity) -> bool:
 def _carry_out(group: Group, threads: int) -> None:
     """Carry out what is left of a group; its runs fail where this is other code than was asked."""
     torch.set_num_threads(threads)
-    asked, own = group.identity.code, this_code(_is_replayed(group.identity))["code"]
+    asked, own = group.identity.code, this_code(is_replayed(group.identity.llm))["code"]
     told = f"A worker has other code ({own}) than was asked for ({asked}); give all one commit."
     deque(group.carry_out(None if own == asked else RunStoreError(told)), maxlen=0)
 

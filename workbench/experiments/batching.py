@@ -8,17 +8,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import methodcaller
 from typing import Any
 
 from workbench.config import SweepConfig
 from workbench.experiments import settings
-from workbench.experiments.backends import one_by_one
 from workbench.experiments.execute import (
     DEVICE,
     REPLAYED,
     counts_of_cell,
+    one_by_one,
     padding,
     replay_identity,
     rung_answers,
@@ -165,7 +164,7 @@ def run_batches_replayed(
     """Each model alone over its batch limits, replayed; options: of run_study."""
     device = load_device(DEVICE)
     specs = [run for run in settings.batch_runs(config, plan) if run.role == settings.TIMED]
-    given: dict[str, Any] = {"execute": partial(one_by_one, ReplayedCells(device))}
+    given: dict[str, Any] = {"execute": one_by_one(ReplayedCells(device))}
     given["identity"] = replay_identity(device, config)
     return run_study(config, specs, runs_dir, plan=plan, **given | options)
 

@@ -23,12 +23,12 @@ from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.sensitivity import missing_values, reach, stored
 from workbench.experiments.settings import (
     BATCHED,
-    LAST_TWO,
     THESIS_SHARE,
+    AblationPlan,
     nearest_to_thesis,
     sweep_config,
 )
-from workbench.experiments.statistics import Interval, Rates, is_replayed, upper_bound_of_none
+from workbench.experiments.statistics import Rates, is_replayed, upper_bound_of_none
 from workbench.experiments.study import Study, rung, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
@@ -214,28 +214,36 @@ def linear_claim(rows: pd.DataFrame) -> Claim:
     return _judged("C3", off <= 1, True, f"largest distance from the formula {off:.2f} blocks")
 
 
-def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
-    """C4: of the seconds more at the highest share than at 0.3, is recomputing more than half?
+def eviction_claim(plateau: Rates | pd.DataFrame, lost: pd.DataFrame) -> Claim:
+    """C4, at the highest share beside every one that does the work of the fastest, so that the
+    range over them is the noise; a replay has none. Holds where recomputing is more than half.
 
-    Depends where the slow-down is not told from the machine's noise, or its part not from a half.
+    plateau: the sweep's rates, or rows of plots.memory_split; lost: rows of plots.lost_time.
     """
-    shares = lost["llm_share"].drop_duplicates()
-    end, base = float(shares.max()), nearest_to_thesis(shares)
-    slower = rates.difference(base, end)
-    before, after = recomputed_part(lost)[[base, end]].astype(float)
-    part = rates.part_of_slow_down(base, end, (before, after))
-    on, told = "the machine's noise", "and the slow-down is not told from the machine's noise"
-    if rates.plateau(end)[0] <= base:
-        on, told = f"the PRM's room at {end:.2f}", "and both shares do the same work"
-    elif not math.isnan(part.estimate):
-        told = f"{part.estimate:.0%} [{part.low:.0%}, {part.high:.0%}] of the slow-down"
+    if isinstance(plateau, Rates):
+        (first, last), is_exact = plateau.plateau(plateau.peak.estimate), False
+    else:
+        same = peak_and_plateau(plateau)[1]
+        first, last, is_exact = same["low"], same["high"], is_replayed(plateau["rung"].iloc[0])
+    end = float(lost["llm_share"].max())
+    if end <= last:
+        number = (
+            f"from {first:.2f} to {last:.2f} the work is the same, so nothing slows down at "
+            f"{end:.2f}"
+        )
+        return _judged("C4", False, False, number, f"the PRM's room at {end:.2f}")
+    walls, part = lost.groupby("llm_share")["wall_s"].first(), recomputed_part(lost)[end]
+    alike = walls.loc[first:last]
+    low, high = (part * walls[end] / (walls[end] - wall) for wall in (alike.min(), alike.max()))
+    more = walls[end] / alike.max() - 1, walls[end] / alike.min() - 1
     number = (
-        f"tokens/s at {end:.2f} minus at {base:.2f}: {slower.estimate:.0f} [{slower.low:.0f}, "
-        f"{slower.high:.0f}]; recomputing what was evicted is {after:.0%} of the time at "
-        f"{end:.2f}, {told}"
+        f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside {first:.2f} to {last:.2f}, "
+        f"which do the same work; recomputing what was evicted is {part:.0%} of its time there, "
+        f"{reach(low, high, '.0%')} of the slow-down"
     )
-    is_slower = slower.high < 0
-    return _judged("C4", is_slower and part.low > 0.5, is_slower and part.high < 0.5, number, on)
+    slower = walls[end] > alike.max() and (is_exact or len(alike) > 1)  # one share tells no noise
+    verdict = slower and low > 0.5, slower and high < 0.5
+    return _judged("C4", *verdict, number, "the machine's noise")
 
 
 def hits_claim(rows: pd.DataFrame) -> Claim:
@@ -277,48 +285,44 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
 
 def ablation_claims(study: Study) -> list[Claim]:
     """C7 and C8, as far as their settings were measured."""
-    settings, found = set(study.runs["setting"]), []
-    if set(BATCHED) <= settings:
-        found.append(batching_claim(drawn.gain_of(study, *BATCHED)))
-    if set(LAST_TWO) <= settings:
-        found.append(finishing_claim(drawn.depth_pairs(study), study.config.max_depth))
-    return [replace(claim, rung=rung(study.runs)) for claim in found]
+    assert isinstance(study.plan, AblationPlan)
+    rows = drawn.ablation_rows(study).assign(num_problems=study.plan.num_problems)
+    found = []
+    for judge in (batching_claim, finishing_claim):
+        with suppress(LookupError):  # what did not run has no rows
+            found.append(replace(judge(rows), rung=rung(study.runs)))
+    return found
 
 
-def batching_claim(gain: Interval) -> Claim:
-    """C7. Holds where the whole interval of the gain is 1.5 times or more, fails where below."""
+def batching_claim(rows: pd.DataFrame) -> Claim:
+    """C7, of rows of plots.modifications. Holds where the whole interval of the gain is 1.5 times
+    or more, fails where below.
+    """
+    gain = rows[(rows["metric"] == "gain") & (rows["setting"] == BATCHED[1])].iloc[0]
     number = (
-        f"{gain.estimate:.2f} times the problems/min [{gain.low:.2f}, {gain.high:.2f}]; "
+        f"{gain['value']:.2f} times the problems/min [{gain['low']:.2f}, {gain['high']:.2f}]; "
         f"dramatic means {DRAMATIC:g} times"
     )
     on = f"the problems: the interval holds {DRAMATIC:g}"
-    return _judged("C7", gain.low >= DRAMATIC, gain.high < DRAMATIC, number, on)
+    return _judged("C7", gain["low"] >= DRAMATIC, gain["high"] < DRAMATIC, number, on)
 
 
-def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
-    """C8, at the search's own depth limit. Holds where the upper bound of the accuracy gained is
-    below 0.05, fails where the lower one is above it, else it depends.
+def finishing_claim(rows: pd.DataFrame) -> Claim:
+    """C8 at each depth limit, the greatest the search's own, of rows of plots.modifications with
+    num_problems. Fails where the accuracy gained there is above 0.05.
 
-    Where no answer changed the bound is that of a rate never seen in so many problems, unless no
-    beam came to the limit: then nothing was sampled to an end, and the claim is not tested.
+    Which beams came to the limit is not told, so it cannot hold; where no answer changed the bound
+    is that of a rate never seen in so many problems.
     """
-    own = pairs[pairs["max_depth"] == max_depth]
-    gain, reached = drawn.accuracy_gain(own), int(own["reached_finishes"].sum())
-    if (own["correct_stops"] == own["correct_finishes"]).all():
-        bound = upper_bound_of_none(int(own["problem_id"].nunique()))
-        gain = replace(gain, estimate=0.0, low=-bound, high=bound)
-    number = (
-        f"accuracy {gain.estimate:+.3f} [{gain.low:.3f}, {gain.high:.3f}] at a limit of "
-        f"{max_depth} steps, which {reached} of {len(own)} searches reached"
-    )
-    lower = pairs[pairs["max_depth"] < max_depth]
-    for limit, rows in lower.groupby("max_depth"):
-        number += f"; {drawn.accuracy_gain(rows).estimate:+.2f} at {limit}"
-    holds, fails = reached and gain.high < HARDLY, reached and gain.low > HARDLY
-    return _judged("C8", holds, fails, f"{number}; hardly means {HARDLY:g}", FINISHING_DEPENDS)
-
-
-# -- the same of the rows of figures alone --
+    wide = rows.pivot_table(index="max_depth", columns="metric", values="value")
+    gains = (wide["finishes"] - wide["stops"]).dropna()
+    num_problems = int(rows["num_problems"].iloc[0])
+    bound = upper_bound_of_none(num_problems)
+    told = [f"{gain:+.2f} at a limit of {at} steps" for at, gain in gains.items()]
+    if gains.iloc[-1] == 0:
+        told[-1] += f" [{-bound:.2f}, {bound:.2f}]"
+    number = f"accuracy {'; '.join(told)}, over {num_problems} problems; hardly means {HARDLY:g}"
+    return _judged("C8", False, gains.iloc[-1] > HARDLY, number, FINISHING_DEPENDS)
 
 
 def straight_claim(split: pd.DataFrame) -> Claim:
@@ -333,54 +337,6 @@ def straight_claim(split: pd.DataFrame) -> Claim:
     most = float(np.abs(blocks - np.outer(shares, slope) - start).max())
     number = f"blocks at {len(shares)} shares lie at most {most:.2f} off a straight line"
     return replace(_judged("C3", most <= 1, True, number), figure="memory_split")
-
-
-def _slow_down_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
-    """C4 without the problems: beside every share that does the work of the fastest, so that the
-    range over them is the noise; a replay has none.
-    """
-    same, end = peak_and_plateau(split)[1], float(split["llm_share"].max())
-    if end <= same["high"]:
-        number = (
-            f"from {same['low']:.2f} to {same['high']:.2f} the work is the same, so nothing slows "
-            f"down at {end:.2f}"
-        )
-        return _judged("C4", False, False, number, f"the PRM's room at {end:.2f}")
-    walls, part = lost.groupby("llm_share")["wall_s"].first(), recomputed_part(lost)[end]
-    alike = walls.loc[same["low"] : same["high"]]
-    low, high = (part * walls[end] / (walls[end] - wall) for wall in (alike.min(), alike.max()))
-    more = walls[end] / alike.max() - 1, walls[end] / alike.min() - 1
-    number = (
-        f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside "
-        f"{same['low']:.2f} to {same['high']:.2f}, which do the same work; "
-        f"recomputing what was evicted is {part:.0%} of its time there, "
-        f"{reach(low, high, '.0%')} of the slow-down"
-    )
-    exact = is_replayed(split["rung"].iloc[0])
-    slower = walls[end] > alike.max() and (exact or len(alike) > 1)  # one share tells no noise
-    verdict = slower and low > 0.5, slower and high < 0.5
-    return _judged("C4", *verdict, number, "the machine's noise")
-
-
-def _gain_claim(rows: pd.DataFrame) -> Claim:
-    """C7, of rows of plots.modifications."""
-    gain = rows[(rows["metric"] == "gain") & (rows["setting"] == BATCHED[1])].iloc[0]
-    return batching_claim(Interval(gain["value"], gain["low"], gain["high"]))
-
-
-def _accuracy_claim(rows: pd.DataFrame) -> Claim:
-    """C8 without the problems, at each depth limit; the greatest is the search's own. Which beams
-    came to it is not told, so it cannot hold; where no answer changed the bound is exact.
-    """
-    wide = rows.pivot_table(index="max_depth", columns="metric", values="value")
-    gains = (wide["finishes"] - wide["stops"]).dropna()
-    num_problems = int(rows["num_problems"].iloc[0])
-    bound = upper_bound_of_none(num_problems)
-    told = [f"{gain:+.2f} at a limit of {at} steps" for at, gain in gains.items()]
-    if gains.iloc[-1] == 0:
-        told[-1] += f" [{-bound:.2f}, {bound:.2f}]"
-    number = f"accuracy {'; '.join(told)}, over {num_problems} problems; hardly means {HARDLY:g}"
-    return _judged("C8", False, gains.iloc[-1] > HARDLY, number, FINISHING_DEPENDS)
 
 
 def _same_nodes_claim(*tables: pd.DataFrame) -> Claim:
@@ -401,11 +357,11 @@ CLAIMS: dict[str, tuple[str, Callable[..., Claim], str]] = {
     "C2": ("Only the KV cache changes with the share", constant_claim, "memory_parts"),
     "C3": ("Blocks are linear in the share", linear_claim, "kv_blocks"),
     "C4": ("The PRM-starved end slows down through eviction",
-           _slow_down_claim, "lost_time memory_split"),
+           lambda lost, split: eviction_claim(split, lost), "lost_time memory_split"),
     "C5": ("Hit rates are high everywhere for both models", hits_claim, "prefix_hits"),
     "C6": ("Thrashing is rare", thrash_claim, "thrashing"),
-    "C7": ("Continuous problem batching helps dramatically", _gain_claim, "modifications"),
-    "C8": ("Sampling to the end hardly helps accuracy", _accuracy_claim, "modifications"),
+    "C7": ("Continuous problem batching helps dramatically", batching_claim, "modifications"),
+    "C8": ("Sampling to the end hardly helps accuracy", finishing_claim, "modifications"),
     "C9": ("The optimisations leave the output alone",
            _same_nodes_claim, "optimisation modifications"),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.provenance import this_code
 from workbench.experiments.runs import Outcome, RunResult, sweep_problems
 from workbench.experiments.settings import Identity, RunSpec
+from workbench.experiments.statistics import SIMULATED
 from workbench.host import total_memory
 from workbench.kvcache.arena import KVArena
 from workbench.models.registry import model_spec
@@ -52,8 +53,8 @@ from workbench.search.variants import STRATEGIES
 from workbench.trace import SCHEMA_VERSION, Recorder, Trace
 
 Execute = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Outcome | Progress]]]
-"""Carries out the runs of a group, each handed back as soon as it has ended; until then it may be
-told how far a search is.
+"""Carries out the first of these runs, and as many more as it would beside it, each handed back as
+soon as it has ended; until then it may be told how far a search is.
 """
 COUNTS = (
     *("preempted", "allocated", "evicted", "thrashed", "thrash_events", "query_tokens"),
@@ -63,18 +64,21 @@ COUNTS = (
 """Columns of `steps` whose sums are kept in the `runs` row, one each an engine."""
 
 
-def one_by_one(execute: Callable[[RunSpec], RunResult]) -> Execute:
-    """Carries out runs one after the other with a function that carries out one."""
+def one_by_one(function: Callable[[RunSpec], RunResult]) -> Execute:
+    """Carries out runs one after the other with a function that carries out one; can be sent to a
+    worker where that can.
+    """
+    return partial(_first_of, function)
 
-    def outcomes(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome]]:
-        for spec in specs:
-            try:
-                yield spec, execute(spec)
-            except Exception as problem:  # a study outlives whatever one of its runs raises
-                yield spec, problem
-            gc.collect()  # engines hold cycles; the next run must not pay for this one's memory
 
-    return outcomes
+def _first_of(
+    function: Callable[[RunSpec], RunResult], specs: Sequence[RunSpec]
+) -> Iterator[tuple[RunSpec, Outcome]]:
+    try:
+        yield specs[0], function(specs[0])
+    except Exception as problem:  # a study outlives whatever one of its runs raises
+        yield specs[0], problem
+    gc.collect()  # engines hold cycles; the next run must not pay for this one's memory
 
 
 # -- searches --
@@ -90,20 +94,17 @@ class Searches:
         self._warm = False
 
     def __call__(self, specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | Progress]]:
-        waiting = list(specs)
-        while waiting:
-            count, sizes = 1, accumulate(spec.total_bytes for spec in waiting)
-            if waiting[0].config.device == "cpu":  # on a GPU one at a time
-                count = max(1, sum(size <= total_memory() // 2 for size in sizes))
-            together, waiting = waiting[:count], waiting[count:]
-            few = min(together[0].config.num_problems, together[0].config.warmup_problems)
-            if few and not self._warm:
-                config = replace(together[0].config, num_problems=few)
-                with suppress(Exception):  # the measured runs keep it as a row
-                    Pair(replace(together[0], config=config)).search().play()
-                    self._warm = True
-            yield from _interleaved(together)
-            gc.collect()  # engines hold cycles; the next runs must not pay for their memory
+        count, sizes = 1, accumulate(spec.total_bytes for spec in specs)
+        if specs[0].config.device == "cpu":  # on a GPU one at a time
+            count = max(1, sum(size <= total_memory() // 2 for size in sizes))
+        few = min(specs[0].config.num_problems, specs[0].config.warmup_problems)
+        if few and not self._warm:
+            config = replace(specs[0].config, num_problems=few)
+            with suppress(Exception):  # the measured runs keep it as a row
+                Pair(replace(specs[0], config=config)).search().play()
+                self._warm = True
+        yield from _interleaved(specs[:count])
+        gc.collect()  # engines hold cycles; the next runs must not pay for their memory
 
 
 def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | Progress]]:
@@ -496,7 +497,7 @@ def replay_identity(device: Device, config: SweepConfig) -> Identity:
     content = hashlib.sha256(source.read_bytes()).hexdigest()
     digest = settings.hash_of([content, asdict(workload.Assumptions()), asdict(device)])
     code = this_code(replayed=True)["code"]
-    return Identity("replayed", "replayed", digest, code, SCHEMA_VERSION)
+    return Identity(SIMULATED, SIMULATED, digest, code, SCHEMA_VERSION)
 
 
 def rung_answers(config: SweepConfig, seed: int) -> Answers:

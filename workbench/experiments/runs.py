@@ -34,7 +34,7 @@ import pandas as pd
 
 from workbench.config import SweepConfig, format_size
 from workbench.errors import OutOfMemory, RunStoreError, nearest
-from workbench.experiments.memory import ENGINES, feasibility
+from workbench.experiments.memory import ENGINES, Feasibility, feasibility
 from workbench.experiments.provenance import describe, machine_facts, this_code, versions
 from workbench.experiments.settings import (
     COUNTED,
@@ -120,14 +120,16 @@ class RunResult:
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
 
 
-Outcome = RunResult | Exception  # what a run brought, or what building its engines or it raised
+Outcome = RunResult | Feasibility | Exception
+"""What a run brought; what it lacks; or what building its engines or it raised."""
 
 
 def _tables(spec: RunSpec, identity: Identity, outcome: Outcome) -> dict[str, pd.DataFrame]:
     """All tables of a run, `runs` included; every row carries the run's id."""
     status, error = FINISHED, None
-    notes: Row = dict(feasibility(spec).columns)
-    if isinstance(outcome, OutOfMemory):
+    room = outcome if isinstance(outcome, Feasibility) else feasibility(spec)
+    notes: Row = dict(room.columns)
+    if isinstance(outcome, Feasibility | OutOfMemory):
         status, error = INFEASIBLE, str(outcome)
     elif isinstance(outcome, Exception):
         status, error = FAILED, f"{type(outcome).__name__}: {outcome}"
@@ -172,8 +174,10 @@ class RunStore:
 
     def stored(self, spec: RunSpec, identity: Identity, stale_ok: bool = False) -> Path | None:
         """The folder of a run; stale_ok: where there is none, that of its like of other code."""
-        own = sorted(self.root.glob(f"[!.]*-{spec.fingerprint(identity)}"))
-        return own[0] if own else self.stale(spec, identity) if stale_ok else None
+        if (own := self.folder(spec, identity)).exists():
+            return own
+        others = sorted(self.root.glob(f"[!.]*-{spec.fingerprint(identity)}"))  # of another name
+        return others[0] if others else self.stale(spec, identity) if stale_ok else None
 
     def stale(self, spec: RunSpec, identity: Identity) -> Path | None:
         """The finished run that differs from this one in its code alone; of several the newest."""

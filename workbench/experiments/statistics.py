@@ -127,11 +127,13 @@ work."""
 OTHER_MINUTES = ("depth", "reference")
 """Roles of runs that are carried out apart from those they are like."""
 SIMULATED = "replayed"
-"""How the rung of runs begins whose seconds are a cost model's, and so the same each time."""
+"""How the rung of runs begins whose seconds are a cost model's, and so the same each time; and the
+models in their identity.
+"""
 
 
 def is_replayed(rung: str) -> bool:
-    """Whether a rung, by its name, was replayed and not measured."""
+    """Whether a rung, or a model of an identity, was replayed and not measured."""
     return rung.startswith(SIMULATED)
 
 
@@ -230,7 +232,7 @@ def equal_work(runs: pd.DataFrame, by: str, seeds: Sequence[int]) -> dict[Any, i
 class Rates:
     """Rates of every setting: measured [settings] and drawn anew [draws, settings].
 
-    pooled: the same from all runs of equal work together; seconds_drawn: of one of these runs.
+    pooled: the same from all runs of equal work together.
     """
 
     settings: list[Any]
@@ -239,7 +241,6 @@ class Rates:
     drawn: Array
     pooled: Array
     pooled_drawn: Array
-    seconds_drawn: Array
     problems: int
     tells_noise: bool  # False: neither equal work nor enough seeds, so nothing is certain
 
@@ -253,7 +254,7 @@ class Rates:
         shares = np.array(self.settings, float)
         same = self.work == self.work[np.argmax(self.pooled)]
         estimate, ends = float(shares[same][np.argmax(self.measured[same])]), shares[[0, -1]]
-        if self._is_certain:
+        if self.problems > 1 and self.tells_noise:
             drawn = np.array([self.plateau(s) for s in shares])[np.argmax(self.pooled_drawn, 1)]
             pairs = zip(drawn.T, TAILS)
             ends = np.array([np.quantile(end, tail, method="nearest") for end, tail in pairs])
@@ -281,25 +282,6 @@ class Rates:
         a, b = self._at(base), self._at(other)
         drawn = how(self.pooled_drawn[:, b], self.pooled_drawn[:, a])
         return self._interval(float(how(self.pooled[b], self.pooled[a])), drawn, self.tells_noise)
-
-    def part_of_slow_down(self, base: Any, other: Any, uses: tuple[float, float]) -> Interval:
-        """What part of the seconds that `other` takes more than `base` goes to one use of them.
-
-        uses: its part of the seconds at (base, other), in which a slow machine cancels. Draws in
-        which `other` is not slower have no such part; the interval is unbounded if they are many.
-        """
-        seconds = self.seconds_drawn[:, [self._at(base), self._at(other)]]
-        more = seconds[:, 1] - seconds[:, 0]
-        spent = seconds[:, 1] * uses[1] - seconds[:, 0] * uses[0]
-        slower = more > 0
-        if not self._is_certain or slower.mean() < LEVEL:
-            return Interval(float("nan"), -np.inf, np.inf)
-        parts = spent[slower] / more[slower]
-        return self._interval(float(np.median(parts)), parts)
-
-    @property
-    def _is_certain(self) -> bool:
-        return self.problems > 1 and self.tells_noise
 
     def _at(self, setting: Any) -> int:
         if isinstance(setting, str):
@@ -364,7 +346,6 @@ def draw_rates(
         drawn=(weighed @ own) / (spent @ own),
         pooled=(sums[0] @ together) / (sums[1] @ together),
         pooled_drawn=(weighed @ together) / (spent @ together),
-        seconds_drawn=(spent @ together) / (weights @ together),
         problems=problems,
         tells_noise=noise.is_known or len(seeds) >= FEWEST_SEEDS,
     )

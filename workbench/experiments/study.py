@@ -7,7 +7,6 @@ read. Interrupted at any moment a study resumes. A run that fails becomes a row 
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,11 +21,11 @@ import plotly.graph_objects as go
 from tqdm.auto import tqdm
 
 from workbench.config import SweepConfig, format_size
-from workbench.errors import OutOfMemory, RunStoreError
+from workbench.errors import RunStoreError
 from workbench.experiments import execute as carry_out
 from workbench.experiments import runs as stored
 from workbench.experiments import settings
-from workbench.experiments.backends import Backend, one_by_one
+from workbench.experiments.backends import Backend
 from workbench.experiments.export import SavedFigure, save_figure
 from workbench.experiments.memory import ENGINES, FeasibleShares, feasibility, shares_of
 from workbench.experiments.provenance import (
@@ -182,10 +181,9 @@ def run_study(
         store.clear_leftovers()
         there = {s: at for s, at in zip(specs, found) if at is not None and held(at, retry_failed)}
         todo = {spec: known(spec) for spec in specs if spec not in there}
-        for folder in {at for at in found if at is not None}.difference(there.values()):
-            shutil.rmtree(folder, ignore_errors=True)  # from here on, what is stored is done
-        for spec in [spec for spec in todo if not feasibility(spec).fits]:
-            store.write(spec, todo.pop(spec), OutOfMemory(str(feasibility(spec))))
+        for spec, room in [(spec, feasibility(spec)) for spec in todo]:
+            if not room.fits:
+                store.write(spec, todo.pop(spec), room)
         backend = backend or Backend.usual()
         groups = backend.groups(store, execute or carry_out.Searches(), todo, there)
         answered = Counter[RunSpec]()
@@ -228,7 +226,7 @@ def run_batches(
     config: SweepConfig, plan: settings.BatchPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
     """Each model alone over its batch limits."""
-    given: dict[str, Any] = {"execute": partial(one_by_one, carry_out.Cells(config))} | options
+    given: dict[str, Any] = {"execute": carry_out.one_by_one(carry_out.Cells(config))} | options
     return run_study(config, settings.batch_runs(config, plan), runs_dir, plan=plan, **given)
 
 
@@ -281,7 +279,7 @@ def run_replayed(
 
 def _replays(config: SweepConfig, device: Device) -> dict[str, Any]:
     """Options of run_study that have its runs replayed."""
-    execute = partial(one_by_one, partial(carry_out.replayed_run, device))
+    execute = carry_out.one_by_one(partial(carry_out.replayed_run, device))
     return {"execute": execute, "identity": carry_out.replay_identity(device, config)}
 
 

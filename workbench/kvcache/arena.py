@@ -724,7 +724,7 @@ class KVArena:
             self.free_pages = deque(page for page in range(self.num_pages) if page not in held)
             for page in self.free_pages:
                 self._wrote[page] = _UNKNOWN
-            self._retyped.clear()
+                self._retyped.pop(page, None)
             self._seen = []
             if self._wanted is None:
                 self._wanted = list(self._split)  # the policy may not have been told

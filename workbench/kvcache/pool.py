@@ -435,7 +435,7 @@ class BlockPool:
             block.digest = block.digest if block in used else None
         self.holders = {block.digest: block for block in used if block.digest is not None}
         self.partials = PartialIndex()
-        self.copies.clear()
+        self.copies.forget((block.id for block in self.blocks if block not in used), per_page=1)
         self._full.clear()
         self._partial.clear()
         self._retired.clear()

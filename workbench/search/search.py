@@ -44,9 +44,24 @@ Tunstall and Rush 2024 (github.com/huggingface/search-and-learn)."""
 
 
 class SearchRecorder(Recorder):
-    """before: engines taken for a round, with what each recorded to, and under which name."""
+    """before: by name, what an engine recorded to when it was taken; the last counts."""
 
-    before: dict[str, tuple[TokenEngine, tuple[Recorder, str]]]
+    before: dict[str, list[tuple[Recorder, str]]]
+
+    def own(self, name: str) -> list[tuple[Recorder, str]]:
+        """What this engine recorded to before any search that left it; none where it is not taken.
+
+        Two searches that left one may each have found the other there.
+        """
+        found, seen = [*self.before[name]], list[tuple[Recorder, str]]()
+        while found:
+            recorder, its_name = own = found.pop()
+            if not isinstance(recorder, SearchRecorder):
+                return [own]
+            if own not in seen:
+                seen.append(own)
+                found += recorder.before.get(its_name, ())
+        return []
 
 
 class Search:
@@ -110,6 +125,7 @@ class Search:
                     "False to record a search."
                 )
         self._strategy, self._record, self._on_round, self._same = strategy, record, on_round, same
+        self._engines = {"llm": llm, "prm": prm.engine}
         self._recorder = SearchRecorder("search")
         self._recorder.before = {}
         names = ("temperature", "top_p", "top_k", "min_p")
@@ -147,9 +163,10 @@ class Search:
         """
         rounds, recorder = self._rounds, self._recorder
         try:
-            for name, engine in (("llm", rounds.llm), ("prm", rounds.prm.engine)):
+            for name, engine in self._engines.items():
                 if "trace" in engine.capabilities:
-                    recorder.before.setdefault(name, (engine, engine.trace_as(recorder, name)))
+                    recorder.before.setdefault(name, []).append(engine.trace_as(recorder, name))
+                    recorder.before[name] = recorder.own(name)  # as long as others know it
             more = rounds.play_round(self._on_round)
         finally:
             try:
@@ -162,11 +179,10 @@ class Search:
         return more
 
     def _set_back(self) -> None:
-        """Let engines record to what they did before this search, or before one that left them."""
-        for engine, (recorder, name) in self._recorder.before.values():
-            while isinstance(recorder, SearchRecorder) and name in recorder.before:
-                recorder, name = recorder.before[name][1]
-            engine.trace_as(recorder, name)
+        """Let engines record to what they did before this search, and before any that left them."""
+        for name in self._recorder.before:
+            for own in self._recorder.own(name):
+                self._engines[name].trace_as(*own)
         self._recorder.before.clear()
 
     @property

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from workbench.config import AGGREGATIONS, AtLeastOne, Range, check, refused
+from workbench.config import AGGREGATIONS, AtLeastOne, Range, check, check_subtrees
 from workbench.core import node_seed
 from workbench.search.answers import aggregate
 from workbench.search.problems import Problem
@@ -84,8 +84,7 @@ class DVTS:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.n % self.beam_width:
-            raise refused(DVTS, "n", self.n, f"multiples of beam_width ({self.beam_width})")
+        check_subtrees(self)
 
     def search(self, problem: Problem) -> SearchGenerator:
         """Extend each subtree's node by beam_width children, and keep the best of them."""
