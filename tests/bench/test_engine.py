@@ -175,3 +175,13 @@ def test_rows_say_why_they_have_no_peer(bench, monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))  # of which family?
     with pytest.warns(UserWarning, match=r"no transformers: ValueError: .*model_type"):
         EngineBench("dummy:tiny-solver", SMALL, 1)
+
+
+def test_peers_compute_in_bfloat16_only_where_the_set_multiplies_it(monkeypatch):
+    """A host that does, held to a lesser set, does not."""
+    monkeypatch.setattr(engine, "cpu_features", lambda: ("avx2", "avx512_bf16"))
+    monkeypatch.delenv(engine.FORCED, raising=False)
+    assert engine.multiplies_bfloat16()
+    for forced in ("avx512", "avx2"):
+        monkeypatch.setenv(engine.FORCED, forced)
+        assert engine.multiplies_bfloat16() is (forced == "avx512")

@@ -15,7 +15,8 @@ a row calls a peer says its settings.
 
 On a CPU: `@products` is torch's F.linear of the same shapes alone, no attention;
 tile_share_of_peak is a product's inner loop, its data in the first-level cache, of multiply-adds on
-registers alone; `+busy` is beside one process that keeps a core busy; paged_over_contiguous is
+registers alone; `+busy` is beside one process that keeps a core busy (with vLLM and `transformers`,
+the others would take half of the run); paged_over_contiguous is
 decoding's attention alone, keys and values read a second from shuffled blocks of 16, beside torch's
 scaled_dot_product_attention over contiguous ones. sample_*: 64 rows at temperature 0.8 of logits as
 spread as a model's, with filters or log probabilities, beside the same without.
@@ -72,6 +73,7 @@ PRODUCTS, TRANSFORMERS = "products", "transformers"
 ATTENTION = {"attn_implementation": "sdpa"}
 PEERS_FOLDER = Path("build/peers")
 BFLOAT16 = {"avx512_bf16", "amx_tile"}  # processors that multiply it
+BUSY = {TRANSFORMERS, "vllm", "vllm-bfloat16"}  # measured beside a busy process, too
 VARIANTS = {TRANSFORMERS: ("bfloat16",), "vllm": ("bfloat16",), "llama.cpp": ("Q8_0", "Q4_0")}
 BLOCK_SIZE = 16
 FORCED = "WORKBENCH_ISA"  # the variable that makes kernels take a lesser instruction set
@@ -186,9 +188,7 @@ def engine_rows(bench: EngineBench, measured: Callable[..., Ceiling]) -> Iterato
     try:
         for work in works:
             if work.sequences > 1 or not work.decodes:
-                rates = bench.rates(
-                    work, without=[n for n in bench.labels if n == PRODUCTS or "-" in n]
-                )
+                rates = bench.rates(work, without=[n for n in bench.labels if n not in BUSY])
                 yield from bench.rows(f"{work.name}+busy", rates)
     finally:
         busy.kill()
@@ -346,8 +346,12 @@ Contender = Ours | Transformers | Linears | PeerProcess
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this processor does, so that a peer in bfloat16 is at its fastest."""
-    return bool(BFLOAT16.intersection(cpu_features()))
+    """Whether this processor does, in the instruction set it is held to, so that a peer in bfloat16
+    is at its fastest.
+    """
+    return os.environ.get(FORCED, "avx512") == "avx512" and bool(
+        BFLOAT16.intersection(cpu_features())
+    )
 
 
 def peer_files(model: str, written: Path) -> tuple[Path, Path | None]:
