@@ -193,3 +193,12 @@ def test_the_page_says_of_policy_and_size_what_notebook_06_finds_in_the_rows(dra
     blame, told = judged.policy_or_size(drawn.rows("miss_ratio"))
     page = " ".join((REPORTS / "study.html").read_text().split())
     assert f"{blame.capitalize()}: {told}" in page
+
+
+def test_wide_tables_fit_the_text_of_an_article():
+    """360 pt at 11 pt: columns, 12 pt between two of them, and 15 pt for a claim's number."""
+    for columns in report.WIDE.values():
+        whole = re.sub(r"\*\{(\d)\}\{(p\{[^}]*\})\}", lambda m: int(m[1]) * m[2], columns)
+        parts = [float(part) for part in re.findall(r"p\{([.\d]+)", whole)]
+        bare = whole.replace("linewidth", "").count("l")
+        assert 360 * sum(parts) + 15 * bare + 12 * (len(parts) + bare - 1) <= 360

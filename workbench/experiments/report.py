@@ -463,11 +463,13 @@ def tables(drawn: Drawn) -> dict[str, pd.DataFrame]:
 
 
 WIDE = {
-    "claims": r"@{}lp{.22\linewidth}lp{.34\linewidth}l@{}",
-    "missing_values": r"@{}p{.13\linewidth}*{3}{p{.12\linewidth}}p{.13\linewidth}"
-    r"p{.09\linewidth}p{.25\linewidth}@{}",
+    "claims": r"@{}lp{.2\linewidth}p{.13\linewidth}p{.3\linewidth}p{.15\linewidth}@{}",
+    "missing_values": r"@{}p{.11\linewidth}*{3}{p{.1\linewidth}}p{.11\linewidth}"
+    r"p{.08\linewidth}p{.2\linewidth}@{}",
 }
-"""Columns of tables whose texts are longer than a line."""
+"""Columns of tables whose texts are longer than a line; with what lies between two of them, 12 pt,
+no wider than the 360 pt of an article's text.
+"""
 
 
 def booktabs(name: str, table: pd.DataFrame) -> str:
