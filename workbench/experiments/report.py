@@ -158,14 +158,16 @@ def split_numbers(drawn: Drawn) -> Named:
 
 
 def _losses(split: pd.DataFrame, lost: pd.DataFrame) -> tuple[str, str]:
-    """Of one pair the shares of equal work, and what each other loses to the thesis's, and why."""
+    """Of one pair the shares of equal work, and what each end that is none loses to the thesis's
+    share, and why.
+    """
     rate: Any = split[split["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
     same, told = judged.peak_and_plateau(split)[1], list[str]()
     alike = rate.loc[same["low"] : same["high"]].index
     more: Any = lost.pivot_table("seconds", "llm_share", "part", aggfunc="sum").fillna(0.0)
     base = settings.nearest_to_thesis(rate.index)
     more -= more.loc[base]
-    for share in map(float, rate.index.drop(alike.union([base]))):
+    for share in map(float, rate.index[[0, -1]].difference(alike.union([base]))):
         loss, low, high = 100 - 100 * rate.loc[share, ["ratio", "ratio_high", "ratio_low"]]
         bounds = "no interval kept" if pd.isna(low + high) else f"95 %: {low:.1f} to {high:.1f} %"
         own = more.loc[share] / more.loc[share].sum()
