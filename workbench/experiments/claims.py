@@ -103,7 +103,9 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     number = f"fastest {_fastest(peak, same)} [{peak['low']:.2f}, {peak['high']:.2f}]"
     if peak["low"] <= shares.min() and shares.max() <= peak["high"]:
         number = f"no peak can be told [{peak['low']:.2f}, {peak['high']:.2f}]"
-    on = "what is called a peak: 0.3 is one of several shares that do the same work"
+    alike = same["low"] <= THESIS_SHARE <= same["high"]
+    several = "do the same work" if alike else "are not told apart from the best"
+    on = f"what is called a peak: 0.3 is one of several shares that {several}"
     if not inside:
         end = shares.max() if peak["high"] >= shares.max() else shares.min()
         on = f"whether a model is short of room at {end:.2f}, which here is not told"
