@@ -86,28 +86,11 @@ def test_live_blocks_moved_out_of_a_page_keep_their_bytes() -> None:
     arena.check()
 
 
-def test_a_copy_goes_into_a_page_that_was_another_models() -> None:
-    """It is read before the page is zeroed and written after it."""
-    arena, _, llm, _ = two_models(4, FirstCome())
-    prm_cache = arena.cache("prm", SIZE)
-    llm_cache = arena.cache("llm", SIZE, reuse_partial_blocks=True)
-    assert prm_cache.allocate(1, list(range(prm_cache.num_free * SIZE))) is not None
-    prm_cache.free(1)
-    per_page = arena.packing("llm").blocks
-    tokens = [7] * (per_page * SIZE - 1)
-    partial = llm_cache.allocate(1, tokens).block_ids[-1]
-    llm.settle(llm_cache)
-    fill(llm, partial, 3.0)
-    llm_cache.free(1, token_ids=tokens)
-    own = llm_cache.allocate(2, [*tokens, 8]).block_ids[-1]
-    llm.settle(llm_cache)
-    assert own // per_page != partial // per_page
-    assert holds(llm, own, 3.0)
+def copy_to_come(arena, llm):
+    """Both caches, and blocks of the LLM: a partial one of 3.0, its copy in the PRM's former page.
 
-
-def test_what_is_to_be_copied_outlives_a_call_of_another_model_that_was_cut_short() -> None:
-    """So does what is to be zeroed: the copy goes into a page that was the other's."""
-    arena, storage, llm, _ = two_models(4, FirstCome())
+    Neither the copying nor the zeroing of that page is done.
+    """
     prm_cache = arena.cache("prm", SIZE)
     llm_cache = arena.cache("llm", SIZE, reuse_partial_blocks=True)
     assert prm_cache.allocate(1, list(range(prm_cache.num_free * SIZE))) is not None
@@ -117,7 +100,24 @@ def test_what_is_to_be_copied_outlives_a_call_of_another_model_that_was_cut_shor
     llm.settle(llm_cache)
     fill(llm, partial, 3.0)
     llm_cache.free(1, token_ids=tokens)
-    own, zeroed = llm_cache.allocate(2, [*tokens, 8]).block_ids[-1], storage.bytes_zeroed
+    return prm_cache, llm_cache, partial, llm_cache.allocate(2, [*tokens, 8]).block_ids[-1]
+
+
+def test_a_copy_goes_into_a_page_that_was_another_models() -> None:
+    """It is read before the page is zeroed and written after it."""
+    arena, _, llm, _ = two_models(4, FirstCome())
+    _, llm_cache, partial, own = copy_to_come(arena, llm)
+    per_page = arena.packing("llm").blocks
+    llm.settle(llm_cache)
+    assert own // per_page != partial // per_page
+    assert holds(llm, own, 3.0)
+
+
+def test_what_is_to_be_copied_outlives_a_call_of_another_model_that_was_cut_short() -> None:
+    """So does what is to be zeroed: the copy goes into a page that was the other's."""
+    arena, storage, llm, _ = two_models(4, FirstCome())
+    prm_cache, llm_cache, _, own = copy_to_come(arena, llm)
+    zeroed = storage.bytes_zeroed
     prm_cache.recover()
     llm.settle(llm_cache)
     assert holds(llm, own, 3.0)
