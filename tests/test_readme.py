@@ -23,6 +23,7 @@ from workbench.bench.record import median_row
 from workbench.experiments.claims import recomputed_part, split_in_words
 from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.provenance import counted, git
+from workbench.replay.workload import IN_FLIGHT
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -106,7 +107,7 @@ SHOWN["memory"] |= {
     for row, label in {
         "elastic_vs_best_static": "two models, default policy, against the best static split",
         "elastic_vs_static_0.3": "the same against the static split 0.3",
-        "all_vs_baseline": "all techniques that gain, against the static split 0.3 without any",
+        "all_vs_baseline": "all techniques, against the static split 0.3 without any",
         "all_vs_best_static": "the same against the best static split without any",
         "all_vs_static_0.3_all": "the same against the static split 0.3 with all of them",
     }.items()
@@ -115,20 +116,20 @@ SHOWN["memory"] |= {
     "equal_work_differs@2W": "turns of equal work differed by at most, KV memory 2 W",
     "measured_bound": "each token computed once, at the pace of uncapped memory (measured, "
     "no bound for techniques that save steps)",
-    "same_nodes": "nodes equal under every policy and technique",
+    "same_nodes": "nodes are the same under every policy and technique",
     "resplit_p95_ms": "re-split that moves a tenth of 10,000 blocks or more, 95th percentile",
     "arena_vs_dedicated": "two models in an arena against memory of their own",
     "arena_vs_dedicated_low": "the same, lower end of its 95 % interval",
     "fork_prm_over_ideal": "PRM tokens over distinct ones of each problem, partial blocks reused",
 }
 SHOWN["replay"] = {
-    "events_identical": "settings whose replay has the measured run's events, every one",
-    "throughput_mean_error@repeats": "replayed throughput against whole repeats, mean error, "
-    "the median of them",
+    "events_identical": "every setting's replay has exactly the measured run's events",
+    "throughput_mean_error@repeats": "error of replayed throughput against a measured run, mean "
+    "over settings",
     "throughput_worst_error@repeats": "the same, worst setting",
-    "measured_spread_worst": "repeats of one setting, as a whole, differed by at most",
-    "throughput_mean_error": "replayed throughput against each step's fastest repeat, a composite, "
-    "mean error",
+    "measured_spread_worst": "repeats of one setting differed by at most",
+    "throughput_mean_error": "error against a composite of each step's fastest repeat, mean over "
+    "settings",
     "throughput_worst_error": "the same, worst setting",
     "replay_over_simulated": "replay of 128 problems at the thesis's scale, over simulated time",
     "block_op_us": "the same, CPU time a block operation",
@@ -151,7 +152,7 @@ SHOWN["search_systems"] = {
     }.items()
 }
 SHOWN["prm"] = {
-    "f1": "F1 of the next two",
+    "f1": "F1, the harmonic mean of the next two",
     "accuracy_correct": "correct solutions told as such",
     "accuracy_erroneous": "wrong solutions whose first wrong step is found",
     "f1_best_threshold": "F1 at the threshold that is best for these solutions",
@@ -180,31 +181,73 @@ SHOWN["serve_two_smollm2"] = {
 HEADLINES = {
     "search": ("pass_at_1", "accuracy", "gain_at_equal_tokens", "problems_per_min", "tokens_per_s",
                "prm_over_ideal"),
-    "search_systems": ("problems_per_min", "tokens@", "prm_over_ideal", "peak_memory"),
-    "serve_smollm2": ("tokens_per_s", "over_sequential"),
-    "serve_two_smollm2": ("tokens_per_s",),
-    "memory": ("elastic_vs_best_static", "elastic_vs_static", "all_vs_",
-               "equal_work", "arena_vs_dedicated", "same_nodes"),
-    "prm": ("f1", "accuracy"),
+    "memory": ("equal_work", "arena_vs_dedicated", "same_nodes"),
     "replay": ("events_identical", "throughput_mean_error", "throughput_worst_error@repeats",
                "measured_spread_worst"),
 }  # fmt: skip
-"""What the README shows of a record: the rows whose names begin so."""
-CONTENDERS = {
-    "": "transformers",
-    "@transformers-*": "transformers bf16",
-    "@vllm": "vLLM",
-    "@vllm-*": "vLLM bf16",
-    "@llama.cpp": "llama.cpp, same file",
-    "@llama.cpp-*": "llama.cpp's fastest",
-    "@products": "torch's products",
+"""What the README shows of a record a line each: the rows whose names begin so."""
+WORKS = {row: SHOWN["engine"][row] for row in PEERED} | {
+    row: label for row, label in LATER.items() if row.endswith("+busy")
 }
-"""Columns of the README's engine table, by the end of the row's name."""
-ENGINES = (
-    "SmolLM2-135M in one engine: ours in tokens a second, and how many times as fast it is as "
-    "others on the same threads, the median of paired repeats and half the range of their middle "
-    "half, if there are five or more, or both of two (above 1: ours is faster). Each contender in "
-    "float32 unless named otherwise; what each was given and its rates: "
+ENGINE = {
+    "ours": "={}",
+    "transformers": "{}",
+    "transformers bf16": "{}@transformers-*",
+    "vLLM": "{}@vllm",
+    "vLLM bf16": "{}@vllm-*",
+    "llama.cpp, same file": "{}@llama.cpp",
+    "llama.cpp's fastest": "{}@llama.cpp-*",
+    "torch's products": "{}@products",
+}
+GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "engine_smollm2": (WORKS, ENGINE),
+    "engine_smollm2.avx2": (WORKS, ENGINE),
+    "search_systems": (
+        {"problems_per_min": "problems a minute", "tokens": "tokens generated a problem",
+         "prm_over_ideal": "PRM tokens computed over distinct ones",
+         "peak_memory": "peak memory of all processes"},
+        {"ours": "={}@vllm-both", "our rounds over two vLLM, bf16": "{}@vllm-both",
+         "Search and Learn, bf16": "{}@search-and-learn"},
+    ),
+    "serve_smollm2": (
+        {row: label for row, label in SHOWN["serve_smollm2"].items()
+         if "@" not in row and row.startswith(("tokens_per_s", "over_sequential", "ttft"))},
+        {"ours": "={}", "in process": "{}", "vLLM": "{}@vllm", "vLLM bf16": "{}@vllm-bfloat16",
+         "llama.cpp, Q4_0": "{}@llama.cpp"},
+    ),
+    "serve_two_smollm2": (
+        {"1": "1 client each", "16": "16 clients each", "64": "64 clients each"},
+        {"ours, both models": "=tokens_per_s_two_c{}", "in process": "tokens_per_s_two_c{}"},
+    ),
+    "memory": (
+        {"0.5": "0.5 W", "1": "1 W", "2": "2 W"},
+        {"default policy": "=elastic_vs_best_static@{}W",
+         "to the best static split": "elastic_vs_best_static@{}W",
+         "to static 0.3": "elastic_vs_static_0.3@{}W",
+         "all techniques": "=all_vs_baseline@{}W",
+         "to the best static split, none": "all_vs_best_static@{}W",
+         "to static 0.3, none": "all_vs_baseline@{}W",
+         "to static 0.3, the same": "all_vs_static_0.3_all@{}W"},
+    ),
+}  # fmt: skip
+"""What the README shows of a record as a grid: its rows, its columns, and the row of the record at
+both; = shows our value, the others the ratio to the peer."""
+HEADS = {
+    "engine_smollm2": "**One engine**, SmolLM2-135M.",
+    "engine_smollm2.avx2": "**The same held to AVX2.**",
+    "search": "**Search** on the embedded pair.",
+    "search_systems": "**Whole systems** on SmolLM2-135M in both roles.",
+    "serve_smollm2": "**Serving** SmolLM2-135M.",
+    "serve_two_smollm2": "**Serving two models** from one memory.",
+    "memory": "**Two models in one memory**; W is the LLM's peak KV plus the PRM's. *All "
+    "techniques* is the default policy with all four of them; *none*, *the same*: what the split "
+    "beside it has of them.",
+    "replay": "**Replay** against runs on this machine.",
+}
+READING = (
+    "Ratios above 1: ours is better, on the same threads. Median of paired repeats; ± half the "
+    "range of their middle half; two numbers: the least and the most. Contenders in float32 unless "
+    "named otherwise; what each was given, and its rates: "
     "[reports/bench/RESULTS.md](reports/bench/RESULTS.md)."
 )
 RATIOS = (
@@ -258,7 +301,18 @@ def number(value: float, unit: str) -> str:
     if unit == "bytes" and value >= 2**30:
         value, unit = value / 2**30, "GiB"
     digits = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if unit in ("x", "ratio"):
+        return f"{digits}x"
     return digits if unit == "fraction" else f"{digits} {unit}"
+
+
+def shown(row: dict[str, Any]) -> str:
+    """The value of a row: of errors in per cent, of what holds or does not yes or no."""
+    if row["name"].startswith(("throughput_mean", "throughput_worst", "measured_spread")):
+        return f"{100 * row['value']:.1f} %"
+    if row["name"] in ("events_identical", "same_nodes"):
+        return "yes" if row["value"] == 1 else "no"
+    return number(row["value"], row["unit"])
 
 
 def between(row: dict[str, Any], record: str) -> str:
@@ -273,10 +327,13 @@ def between(row: dict[str, Any], record: str) -> str:
 
 
 def within(row: dict[str, Any]) -> str:
-    """Half the range of the middle half of the repeats; of too few nothing, but of two both: the
-    spread that is stored of them is a quarter of their distance, and they lie about the median.
+    """Half the range of the middle half of the repeats, or both ends where these are stored; of too
+    few nothing, but of two both: the spread that is stored of them is a quarter of their distance,
+    and they lie about the median.
     """
     repeats, spread = row["repeats"], row["spread"]
+    if isinstance(spread, list):
+        return f"({spread[0]:.2f}-{spread[1]:.2f})"
     if spread is not None and repeats == 2:
         middle, form = (row["ratio"], ".2f") if row["ratio"] is not None else (row["value"], ".3g")
         return f"({middle - 2 * spread:{form}}-{middle + 2 * spread:{form}})"
@@ -335,24 +392,40 @@ def table(name: str, found: dict[str, Any], starts: tuple[str, ...] = ("",)) -> 
             label = label.format(N=f"{rows['equal_tokens_n']['value']:.0f}")
         if key == "prm_tokens_saved" and "uncached_problems" in mode:
             label += f", first {mode['uncached_problems']} problems, seed 0"
-        cells = (label, number(row["value"], row["unit"]), beside(row), between(row, name))
+        cells = (label, shown(row), beside(row), between(row, name))
         lines.append("| " + " | ".join(cells) + " |")
     told = [left_of_the_gain(rows, mode), ""] if name == "search" else []
     return [*lines, "", *told]
 
 
-def engine_table(found: dict[str, Any]) -> list[str]:
-    """Our rate and the ratio to each contender; a row per work, a column per contender."""
-    name = "engine_smollm2"
-    works = [*PEERED, *(f"{work}+busy" for work in PEERED[1:])]
-    rows = found_rows(found, [work + end for work in works for end in CONTENDERS])
-    columns = {e: label for e, label in CONTENDERS.items() if any(w + e in rows for w in works)}
-    heads = ("", "ours", *columns.values())
+def grid(name: str, found: dict[str, Any]) -> list[str]:
+    """One record as its heading and a Markdown grid; columns of peers that were not installed are
+    left out.
+    """
+    works, columns = GRIDS[name]
+    keys = {key.format(work).strip("=") for work in works for key in columns.values()}
+    rows = found_rows(
+        found, keys & ({row["name"] for row in found["rows"]} | {k for k in keys if "*" in k})
+    )
+    kept = {
+        column: key
+        for column, key in columns.items()
+        if any(key.format(work).strip("=") in rows for work in works)
+    }
+    heads = ["", *kept]
     lines = [heading(found), "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for work in works:
-        ratios = [rows.get(work + end) for end in columns]
-        told = [f"{r['ratio']:.2f}x {within(r)}".strip() if r else "" for r in ratios]
-        cells = (SHOWN[name][work], number(rows[work]["value"], rows[work]["unit"]), *told)
+    for work, label in works.items():
+        cells = [label]
+        for key in kept.values():
+            row = rows.get(key.format(work).strip("="))
+            if row is None or (row["peer"] is None and not key.startswith("=")):
+                cells.append("")
+            elif key.startswith("="):
+                cells.append(number(row["value"], row["unit"]))
+            elif row["ratio"] is None:
+                cells.append(number(row["peer_value"], row["unit"]))
+            else:
+                cells.append(f"{row['ratio']:.2f}x {within(row)}".strip())
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -442,8 +515,12 @@ def split() -> list[str]:
             " / ".join(f"{found[share]:.3g}" for found in thrash),
         )
         lines.append("| " + " | ".join(cells) + " |")
+    devices = iter(re.findall(r"simulated ([^.]+)\.", told["provenance"]))
     for rung in (MEASURED, RECORDED, REPLAYED):
-        name = "" if rung == MEASURED else f"{rung[0].upper()}{rung[1:]}. "
+        name = ""
+        if rung != MEASURED:
+            name = f"{rung[0].upper()}{rung[1:]}, not run: seconds are a roofline's of one "
+            name += f"{next(devices)}, a bound from below. "
         lines += ["", name + split_in_words(figure_rows("memory_split", rung).reset_index())]
     return [*lines, ""]
 
@@ -466,18 +543,30 @@ def in_short() -> str:
         )
     return (
         f"On the embedded pair throughput is highest at an LLM share of {own} (95 %). {ends[0]}. "
-        f"{ends[1]}. The thesis's pair, replayed, is fastest from {far}."
+        f"{ends[1]}. The thesis's pair, replayed with {IN_FLIGHT} problems in flight, is fastest "
+        f"from {far}; with {no_loss_up_to()} or fewer nothing is lost at 0.50."
     )
+
+
+def no_loss_up_to() -> int:
+    """How many problems in flight leave the thesis's pair, replayed, room at the highest share."""
+    content = committed("figures/sensitivity.parquet")
+    assert content is not None
+    rows = pd.read_parquet(io.BytesIO(content))
+    rows = rows[(rows["kind"] == "setting") & (rows["value"] == "problems in flight")]
+    assert rows["high"].eq(0.5).all()
+    return int(rows[rows["loss_high"] < 0.005]["setting"].astype(int).max())
 
 
 def results() -> str:
     """All that stands between the README's markers of results."""
     found = records()
-    lines = [*split(), ENGINES, ""]
-    for name in ("engine_smollm2", "engine_smollm2.avx2"):
-        lines += engine_table(found[name]) if name in found else []
-    for name, starts in HEADLINES.items():
-        lines += table(name, found[name], starts) if name in found else []
+    lines = [*split(), READING, ""]
+    for name, head in HEADS.items():
+        if name in found:
+            lines += [head, ""] + (grid(name, found[name]) if name in GRIDS else [])
+        if name in found and name in HEADLINES:  # below a grid it needs no heading
+            lines += table(name, found[name], HEADLINES[name])[2 if name in GRIDS else 0 :]
     for name in ("identity", "identity_smollm2"):
         lines += identity(found[name]) if name in found else []
     return "\n".join(["", *lines])
@@ -567,10 +656,12 @@ def test_spreads_are_told_as_what_they_are() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Every relative link and picture exists."""
-    targets = re.findall(r"\]\(([^)#]+)\)", README.read_text())
-    missing = [t for t in targets if "://" not in t and not (ROOT / t).exists()]
-    assert not missing
+    """Every relative link and picture of every page exists."""
+    pages = [file for top in ("workbench", "reports") for file in (ROOT / top).glob("**/*.md")]
+    for page in (README, *pages):
+        targets = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+        missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+        assert not missing, page
 
 
 def test_the_tree_is_that_of_the_package() -> None:
