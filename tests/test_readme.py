@@ -632,7 +632,7 @@ def test_the_gain_of_beam_search_stands_beside_its_fair_baseline() -> None:
 def test_replay_tells_its_error_against_whole_repeats_first() -> None:
     """Guards the headline: what ran comes before the composite of each step's fastest repeat."""
     text = "\n".join(table("replay", records()["replay"]))
-    assert text.index("whole repeats") < text.index("a composite")
+    assert text.index("against a measured run") < text.index("a composite")
 
 
 def test_spreads_are_told_as_what_they_are() -> None:
