@@ -321,7 +321,8 @@ def between(row: dict[str, Any], record: str) -> str:
     if isinstance(spread, list):
         extremes = row["name"].startswith(EXTREMES) or record.startswith(EXTREMES)
         kind = "least, most" if extremes else "95 %"
-        return f"{spread[0]:.3g} to {spread[1]:.3g} ({kind})"
+        low, high = (number(bound, "fraction") for bound in spread)
+        return f"{low} to {high} ({kind})"
     of = "ratio" if row["ratio"] is not None else row["unit"]
     return f"{told.strip('()')} ({of})" if (told := within(row)) else ""
 
