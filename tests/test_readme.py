@@ -176,7 +176,7 @@ SHOWN["serve_smollm2"] = {
 }
 SHOWN["serve_two_smollm2"] = {
     f"tokens_per_s_two_c{count}": f"tokens a second, two models, {counted(count, 'client')} each"
-    for count in (1, 16, 64)
+    for count in (1, 4, 16, 64)
 }
 HEADLINES = {
     "search": ("pass_at_1", "accuracy", "gain_at_equal_tokens", "problems_per_min", "tokens_per_s",
@@ -216,7 +216,7 @@ GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
          "llama.cpp, Q4_0": "{}@llama.cpp"},
     ),
     "serve_two_smollm2": (
-        {"1": "1 client each", "16": "16 clients each", "64": "64 clients each"},
+        {count: f"{counted(int(count), 'client')} each" for count in ("1", "4", "16", "64")},
         {"ours, both models": "=tokens_per_s_two_c{}", "in process": "tokens_per_s_two_c{}"},
     ),
     "memory": (
