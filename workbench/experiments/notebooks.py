@@ -11,15 +11,17 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.config import require_known
 from workbench.errors import ConfigError, NotebookError
+from workbench.experiments.claims import PAIRS, Claim
 from workbench.experiments.export import drawing, share_plotly_js, write_together
 from workbench.experiments.provenance import project_root
 
@@ -150,6 +152,16 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
             f"Notebook {notebook.name} failed{where}: {kind}: {what} See {failed}."
         ) from problem
     return partial.replace(done)
+
+
+def verdicts(judge: Callable[..., Claim], *tables: pd.DataFrame) -> str:
+    """A claim as judged of each pair of models, a list in Markdown. tables: what `judge` reads, all
+    with a column rung.
+    """
+    pairs = list(dict.fromkeys(tables[0]["rung"]))
+    found = [judge(*(rows[rows["rung"] == pair] for rows in tables)) for pair in pairs]
+    told = [f"- {PAIRS.get(p, p)}: **{c.verdict}** ({c.number})" for p, c in zip(pairs, found)]
+    return "\n".join([f"{found[0].text}:\n", *told])
 
 
 # -- pages --
