@@ -1,7 +1,11 @@
 """Advice on a pair's memory: the share it recommends, where its numbers are from, its refusals."""
 
 import json
+import re
+from dataclasses import replace
+from functools import cache
 
+import pandas as pd
 import pytest
 
 import workbench
@@ -12,32 +16,76 @@ from workbench.replay.advise import NEAR, NO_LIMIT, SHARE, Advice, Pair, Questio
 TINY = ("tiny-solver", "tiny-prm")
 SMALL = {"device": "h100", "total": "28MiB", "n": 8, "in_flight": 16, "max_num_seqs": 64}
 SMALL |= {"max_num_batched_tokens": 256, "max_model_len": 2048}
+THESIS, QWEN = ("llama-3.2-1b", "llama-3.1-8b-prm"), ("qwen2.5-1.5b-instruct", "skywork-prm-1.5b")
+ASKED = {
+    "embedded": (TINY, SMALL),
+    "a100-40": (THESIS, {"device": "a100-40", "total": "40GiB"}),
+    "rtx-4090": (THESIS, {"device": "rtx-4090"}),
+    "l40s": (QWEN, {"device": "l40s"}),
+}
+PEAKED = ("embedded", "a100-40")  # both ends lose; the 4090's PRM lacks room at every share
 
 
 @pytest.fixture(scope="module", autouse=True)
 def shallow():
-    """Searches of four rounds, whose replays take a quarter of a second."""
+    """Searches of six rounds, three steps of each beam: a tenth of a second to two a replay."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MOST_ROUNDS", 4)
+        patch.setattr(module, "LEAST_ROUNDS", 6)
+        patch.setattr(module, "MOST_ROUNDS", 6)
         yield
+
+
+@cache
+def advised(name: str) -> Advice:
+    models, settings = ASKED[name]
+    return workbench.advise(*models, **settings)
 
 
 @pytest.fixture(scope="module")
 def found() -> Advice:
-    return workbench.advise(*TINY, **SMALL)
+    return advised("embedded")
 
 
-def test_the_recommended_share_is_within_two_percent_of_the_best_of_all(found) -> None:
-    """Against replays of every second hundredth of an axis with a peak inside; its whole plateau is
-    as good.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ASKED)
+def test_the_recommended_share_is_within_two_percent_of_the_best_of_all(name) -> None:
+    """Against replays of ten even steps of the axis, or of each hundredth where these are few, and
+    of what advise replayed; the whole plateau is as good. At least one end of the axis loses more
+    than 5 %, both where a peak lies inside. The recommended share replayed again has the row and
+    the flags that were told.
     """
-    pair, (low, high) = Pair(Question(*TINY, **SMALL)), found.plateau
-    shares = sorted({*pair.axis[::2], found.recommended, low, high})
-    seconds = {share: pair.at(share) for share in shares}
-    best = min(seconds.values())
-    assert min(seconds[shares[0]], seconds[shares[-1]]) > 1.05 * best, "the axis is too flat"
-    assert low <= found.recommended <= high
-    assert max(each for share, each in seconds.items() if low <= share <= high) <= best / (1 - NEAR)
+    found, (models, settings) = advised(name), ASKED[name]
+    told = found.replays[found.replays["what"] == SHARE].set_index("llm_share")
+    pair, (low, high), kept = Pair(Question(*models, **settings)), found.plateau, found.recommended
+    axis = pair.axis
+    for share in sorted({kept, *axis[:: max(1, len(axis) // 10)]} - ({*told.index} - {kept})):
+        pair.at(share)
+    again = pd.DataFrame(pair.rows).set_index("llm_share").drop(columns="replay_s")
+    rates = {**again["tokens_per_s"], **told["tokens_per_s"]}
+    best = max(rates.values())
+    ends = [rates[axis[0]] < 0.95 * best, rates[axis[-1]] < 0.95 * best]
+    assert any(ends) and (all(ends) or name not in PEAKED), "the axis is too flat"
+    assert low <= kept <= high
+    plateau = [rate for share, rate in rates.items() if low <= share <= high]
+    assert min(plateau) >= (1 - NEAR) * best
+    both = again.loc[kept].to_dict(), told.loc[kept, again.columns].to_dict()
+    assert both[0] == both[1]
+    exact = [each["max-total-tokens"] for each in found.flags["SGLang"]]
+    assert exact == [both[0]["llm_kv_tokens"], both[0]["prm_kv_tokens"]]
+
+
+@pytest.mark.parametrize(
+    ("models", "device", "total"), [(THESIS, "rtx-4090", "16GiB"), (QWEN, "l40s", "5GiB")]
+)
+def test_a_pair_that_does_not_fit_gets_the_memory_that_lacks(models, device, total) -> None:
+    """With so many GiB more it fits, with a tenth less it does not."""
+    asked = Question(*models, device, total, n=1, in_flight=1)
+    with pytest.raises(OutOfMemory) as refused:
+        Pair(asked)
+    had, lacks = float(total[:-3]), float(re.search(r"lack (.*?) GiB", str(refused.value))[1])
+    assert Pair(replace(asked, total=f"{had + lacks + 0.05:.2f}GiB"))
+    with pytest.raises(OutOfMemory, match="lack "):
+        Pair(replace(asked, total=f"{had + lacks - 0.1:.2f}GiB"))
 
 
 def test_each_number_is_a_row_of_the_replays(found) -> None:

@@ -216,7 +216,10 @@ def _show_advice(found: Advice) -> None:
         "2 % of the best"
     )
     present = 0.5 if asked.llm_share is None else asked.llm_share
-    for each in sorted({min(at), max(at), share, *({present} & {*at})}):
+    for each in sorted({min(at), max(at), share, present}):
+        if each not in at:
+            console.print(f"at {each:<7.3g} does not fit: the first note says what lacks")
+            continue
         short = [f"{role.upper()}'s cache lacks {at[each][f'{role}_lacks_tokens']:,.0f} tokens, "
                  f"{at[each][f'{role}_computed_again']:,} are computed again"
                  for role in ("llm", "prm") if at[each][f"{role}_lacks_tokens"]]  # fmt: skip
@@ -227,7 +230,7 @@ def _show_advice(found: Advice) -> None:
         )
     gains = found.replays["against_best"].iloc[0]
     console.print(f"no limit   {gains:+.1%}: all that more memory could give\n")
-    console.print("[bold]What to change first[/] (alone, at this share)")
+    console.print("[bold]What to change first[/] (alone, at this share; n changes accuracy too)")
     for row in found.changes.to_dict("records"):
         gains = f"{row['tokens_per_s']:+.1%} tokens/s, {row['problems_per_min']:+.1%} problems/min"
         console.print(f"  {row['what']:18} {gains}")
@@ -247,14 +250,22 @@ def _show_advice(found: Advice) -> None:
         cells.append((row["what"], share_, *sizes, hits, again, *rate, f"{row['replay_s']:.1f}"))
     console.print("\n[bold]Replays[/] (LLM / PRM)")
     console.print(table(head, cells))
-    starts = {"vLLM": "vllm serve", "SGLang": "python -m sglang.launch_server --model-path"}
+    console.print(
+        "lacks: thousands of tokens of cache, to hit 99 % of what one without limit hits; again: "
+        "thousands of tokens computed again after eviction or preemption"
+    )
+    starts = {  # and the port of the first
+        "vLLM": ("vllm serve", 8000),
+        "SGLang": ("python -m sglang.launch_server --model-path", 30000),
+    }
     for engine, instances in found.flags.items():
         console.print(f"\n[bold]{engine}[/], the LLM first, the PRM once it is up")
-        for flags in instances:
+        command, first = starts[engine]
+        for port, flags in enumerate(instances, first):
             (_, model), *options, (exact, size) = flags.items()
-            words = [f"--{name} {value}" for name, value in options]
-            print(f"  {starts[engine]} {model} \\\n    {' '.join(words[:2])} \\")
-            print(f"    {' '.join(words[2:])}\n  # or, in the first's place: --{exact} {size}")
+            words = [f"--port {port}", *(f"--{name} {value}" for name, value in options)]
+            print(f"  {command} {model} \\\n    {' '.join(words[:3])} \\")
+            print(f"    {' '.join(words[3:])}\n  # for exactly this KV, add --{exact} {size}")
     console.print("\n" + "\n".join(f"- {escape(note)}" for note in found.notes))
 
 
