@@ -225,17 +225,19 @@ def split_folder(place: Path, shares=(0.2, 0.3, 0.5), end=0.8, peak=(0.3, 0.3), 
 
 
 def test_intervals_that_overlap_are_inside_and_what_does_not_is_told_with_both(tmp_path) -> None:
-    """0.80 +- 0.02 beside 0.83 and beside 0.85."""
+    """0.80 +- 0.02 beside 0.83 and 0.77, and beside 0.85 and 0.75."""
     here = split_folder(tmp_path / "here")
-    near = report.against(here, split_folder(tmp_path / "near", end=0.83))
-    assert "tokens/s over those at 0.3 (memory_split): 3 of 3 inside." in near
-    assert "verdicts of the claims: 1 of 1 the same." in near
-    assert near[-1] == "Settings that differ, here (committed): none."
-    assert not any("outside:" in line or "only" in line for line in near)
-    far = report.against(here, split_folder(tmp_path / "far", end=0.85))
-    assert "tokens/s over those at 0.3 (memory_split): 2 of 3 inside." in far
-    told = "0.8 [0.78, 0.82] here, 0.85 [0.83, 0.87] committed"
-    assert f"  outside: measured tiny pair, LLM share 0.5: {told}" in far
+    for end in (0.83, 0.77):
+        near = report.against(here, split_folder(tmp_path / f"{end}", end=end))
+        assert "tokens/s over those at 0.3 (memory_split): 3 of 3 inside." in near
+        assert "verdicts of the claims: 1 of 1 the same." in near
+        assert near[-1] == "Settings that differ, here (committed): none."
+        assert not any("outside:" in line or "only" in line for line in near)
+    above = "0.8 [0.78, 0.82] here, 0.85 [0.83, 0.87] committed"
+    for end, told in ((0.85, above), (0.75, "0.8 [0.78, 0.82] here, 0.75 [0.73, 0.77] committed")):
+        far = report.against(here, split_folder(tmp_path / f"{end}", end=end))
+        assert "tokens/s over those at 0.3 (memory_split): 2 of 3 inside." in far
+        assert f"  outside: measured tiny pair, LLM share 0.5: {told}" in far
 
 
 def test_what_one_side_alone_has_is_told_and_not_skipped(tmp_path) -> None:
