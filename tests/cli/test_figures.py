@@ -1,6 +1,8 @@
 """`workbench figures`: what is refused before it runs, what failed is said, profiles never mix."""
 
 import re
+import shutil
+import subprocess
 from types import SimpleNamespace
 
 import pandas as pd
@@ -170,6 +172,33 @@ def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, monkeypatch,
     assert "--retry-failed" in shown
     assert reported == [figures_home(broken)]
     assert "3 of 4 runs (failed: split-0.300-seed0)" in provenance_of(broken)
+
+
+def test_figures_of_a_folder_of_their_own_are_told_beside_the_committed_ones(
+    broken, monkeypatch, tmp_path, capsys
+):
+    """Of the committed ones themselves nothing is, until others are drawn over them."""
+    for place in ("figures", "mine"):
+        (tmp_path / place).mkdir()
+        for ending in (".parquet", ".json"):
+            shutil.copy(project_root() / f"figures/memory_split{ending}", tmp_path / place)
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
+    monkeypatch.setattr("workbench.experiments.report.write_report", lambda folder: folder)
+    report(broken, [], {"figures_folder": "mine"})
+    shown = capsys.readouterr().out
+    assert re.search(r"\(memory_split\): (\d+) of \1 inside\.", shown)
+    assert "Settings that differ, here (committed): none." in shown
+    report(broken, [], {"figures_folder": "figures"})
+    assert "committed" not in capsys.readouterr().out
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "figures"]):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+    report(broken, [], {"figures_folder": "figures"})
+    assert "committed" not in capsys.readouterr().out
+    rows = pd.read_parquet(tmp_path / "figures/memory_split.parquet")
+    rows[rows["llm_share"] < 0.5].to_parquet(tmp_path / "figures/memory_split.parquet")
+    report(broken, [], {"figures_folder": "figures"})
+    assert "only committed (LLM share 0.5)" in capsys.readouterr().out
 
 
 def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):

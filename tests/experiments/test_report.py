@@ -1,5 +1,6 @@
 """The report is what the committed rows say, loads nothing, and each number has a macro."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -202,3 +203,85 @@ def test_wide_tables_fit_the_text_of_an_article():
         parts = [float(part) for part in re.findall(r"p\{([.\d]+)", whole)]
         bare = whole.replace("linewidth", "").count("l")
         assert 360 * sum(parts) + 15 * bare + 12 * (len(parts) + bare - 1) <= 360
+
+
+def split_folder(place: Path, shares=(0.2, 0.3, 0.5), end=0.8, peak=(0.3, 0.3), **told) -> Path:
+    """Figures of one memory split: tokens/s at the shares, `end` of those at 0.3 at the last, give
+    or take 0.02; the interval of the peak; and what else it was made with.
+    """
+    rows = pd.DataFrame({"llm_share": shares, "metric": "tokens_per_s", "value": 1.0})
+    rows["ratio"] = [*(1.0 for _ in shares[1:]), end]
+    rows = rows.assign(ratio_low=rows["ratio"] - 0.02, ratio_high=rows["ratio"] + 0.02)
+    ends = {"llm_share": 0.3, "metric": ["peak_share", "same_work"], "value": 0.3,
+            "low": [peak[0], 0.3], "high": [peak[1], 0.3]}  # fmt: skip
+    rows = pd.concat([rows, pd.DataFrame(ends)]).assign(rung="measured tiny")
+    machine = {"cpu": "A CPU", "cores": 2, "threads": 2, "gpu": None}
+    record = {"parameters": {"llm": "tiny-solver", "provenance": f"in {place.name}"} | told,
+              "git": {"commit": "1234567890"}, "machine": machine}  # fmt: skip
+    place.mkdir()
+    rows.to_parquet(place / "memory_split.parquet")
+    (place / "memory_split.json").write_text(json.dumps(record))
+    return place
+
+
+def test_intervals_that_overlap_are_inside_and_what_does_not_is_told_with_both(tmp_path) -> None:
+    """0.80 +- 0.02 beside 0.83 and 0.77, and beside 0.85 and 0.75."""
+    here = split_folder(tmp_path / "here")
+    for end in (0.83, 0.77):
+        near = report.against(here, split_folder(tmp_path / f"{end}", end=end))
+        assert "tokens/s over those at 0.3 (memory_split): 3 of 3 inside." in near
+        assert "verdicts of the claims: 1 of 1 the same." in near
+        assert near[-1] == "Settings that differ, here (committed): none."
+        assert not any("outside:" in line or "only" in line for line in near)
+    above = "0.8 [0.78, 0.82] here, 0.85 [0.83, 0.87] committed"
+    for end, told in ((0.85, above), (0.75, "0.8 [0.78, 0.82] here, 0.75 [0.73, 0.77] committed")):
+        far = report.against(here, split_folder(tmp_path / f"{end}", end=end))
+        assert "tokens/s over those at 0.3 (memory_split): 2 of 3 inside." in far
+        assert f"  outside: measured tiny pair, LLM share 0.5: {told}" in far
+
+
+def test_what_one_side_alone_has_is_told_and_not_skipped(tmp_path) -> None:
+    here = split_folder(tmp_path / "here", shares=(0.2, 0.3, 0.4, 0.5))
+    there = split_folder(tmp_path / "there", shares=(0.1, 0.2, 0.3, 0.5))
+    pd.DataFrame({"value": [1.0]}).to_parquet(there / "balance.parquet")
+    lines = report.against(here, there)
+    only = "1 only here (LLM share 0.4); 1 only committed (LLM share 0.1)"
+    told = only.replace("(LLM", "(measured tiny pair, LLM")
+    assert f"tokens/s over those at 0.3 (memory_split): 3 of 3 inside; {told}." in lines
+    assert "Figures only committed: balance." in lines
+    (tmp_path / "none").mkdir()
+    (line,) = report.against(here, tmp_path / "none")
+    assert "nothing is compared" in line
+
+
+def test_a_verdict_that_differs_is_told_with_both_numbers(tmp_path) -> None:
+    """At 0.3 alone it holds; where shares beyond its neighbours may be best it depends on them."""
+    here = split_folder(tmp_path / "here", peak=(0.2, 0.5))
+    lines = report.against(here, split_folder(tmp_path / "there"))
+    assert "share of the highest tokens/s (memory_split): 1 of 1 inside." in lines
+    (line,) = (line for line in lines if line.startswith("  other: claim C1, measured tiny pair: "))
+    assert re.search(r": depends on \(.*\[0.20, 0.50\].*\) here, holds \(.*\) committed$", line)
+    assert "verdicts of the claims: 0 of 1 the same." in lines
+
+
+def test_settings_that_differ_are_one_line_and_what_is_the_same_is_not_in_it(tmp_path) -> None:
+    here = split_folder(tmp_path / "here", n=16, seeds=[0, 1], plan={"num_problems": 5})
+    there = split_folder(tmp_path / "there", n=16, seeds=[0], num_problems=128)
+    record = json.loads((there / "memory_split.json").read_text())
+    record |= {"git": {"commit": "abcdefabcdef"}, "machine": record["machine"] | {"cores": 4}}
+    (there / "memory_split.json").write_text(json.dumps(record))
+    (line,) = (line for line in report.against(here, there) if line.startswith("Settings"))
+    told = "seeds [0, 1] ([0]); num_problems 5 (128); commit 1234567 (abcdefa); "
+    told += "machine A CPU, 2 cores, 2 threads (A CPU, 4 cores, 2 threads)"
+    assert line == f"Settings that differ, here (committed): {told}."
+
+
+def test_the_committed_figures_are_not_compared_with_themselves(tmp_path) -> None:
+    here = split_folder(tmp_path / "here")
+    assert report.against(here, here) == []
+    assert report.against(here, tmp_path / "here" / ".." / "here") == []
+    copied = shutil.copytree(FOLDER, tmp_path / "copy", ignore=shutil.ignore_patterns("*.*l", "*g"))
+    lines = report.against(copied, FOLDER)
+    counts = [re.search(r": (\d+) of (\d+) (?:inside|the same)\.$", line) for line in lines]
+    assert [m[1] == m[2] != "0" for m in counts if m] == [True] * (len(report.COMPARED) + 1)
+    assert len(lines) == len(report.COMPARED) + 3  # the rule, verdicts, settings

@@ -247,8 +247,8 @@ def _policies_to_replay(config: SweepConfig, plan: PolicyPlan) -> int:
 def report(sweep: Study, executed: list[Path], parameters: Mapping[str, Any]) -> bool:
     """Write pages and report; print what readers of the figures must know; whether a run failed."""
     from workbench.experiments.notebooks import write_page
-    from workbench.experiments.provenance import project_root
-    from workbench.experiments.report import write_report
+    from workbench.experiments.provenance import committed_figures, project_root
+    from workbench.experiments.report import against, write_report
     from workbench.experiments.study import figures_home
 
     for notebook in executed:
@@ -258,6 +258,9 @@ def report(sweep: Study, executed: list[Path], parameters: Mapping[str, Any]) ->
     page = write_report(folder)
     failed = _print_problems(sweep.all_runs)
     terminal().print(f"figures: {folder}\nreport:  {page}")
+    with committed_figures(folder) as committed:
+        for line in against(folder, committed):
+            terminal().print(line, markup=False)
     if failed:
         terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
     return failed

@@ -385,7 +385,7 @@ def claims_of_figures(folder: Path) -> list[Claim]:
     do not, that it was not tested, and why.
     """
     names = " ".join(figures for _, _, figures in CLAIMS.values()).split()
-    tables = {name: _rows_with_rung(folder / f"{name}.parquet") for name in dict.fromkeys(names)}
+    tables = {name: rows_with_rung(folder / f"{name}.parquet") for name in dict.fromkeys(names)}
     found, rungs = [], dict.fromkeys(at for rows in tables.values() for at in rows["rung"])
     for (key, (text, judge, figures)), at in product(CLAIMS.items(), rungs):
         if key == "C3" and is_replayed(at):  # its blocks are in the rows of the split alone
@@ -399,7 +399,7 @@ def claims_of_figures(folder: Path) -> list[Claim]:
     return found
 
 
-def _rows_with_rung(file: Path) -> pd.DataFrame:
+def rows_with_rung(file: Path) -> pd.DataFrame:
     """Rows of a figure, none where it is not drawn, with the rung of each: those without one are of
     the models measured; what memory_parts and kv_blocks compute is the thesis's pair. Of an
     ablation also num_problems.

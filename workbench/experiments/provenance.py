@@ -13,8 +13,11 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import tokenize
-from contextlib import suppress
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -52,6 +55,24 @@ def project_root() -> Path:
 def runs_folder() -> Path:
     """Where run folders are kept unless told otherwise."""
     return project_root() / "reports" / "runs"
+
+
+@contextmanager
+def committed_figures(drawn: Path) -> Iterator[Path]:
+    """The folder of the committed figures: the project's own, or, where other rows are drawn over
+    them there, a copy from git while this lasts. drawn: the folder that figures were drawn into.
+    """
+    home = project_root() / "figures"
+    apart = drawn.resolve() != home.resolve()
+    if apart or not git(home, "diff", "--name-only", "HEAD", "--", "*.parquet"):
+        yield home
+        return
+    with tempfile.TemporaryDirectory() as place:
+        packed = Path(place, "figures.zip")
+        git(home, "archive", f"--output={packed}", "HEAD", "--", "*.parquet", "*.json")
+        with zipfile.ZipFile(packed) as files:
+            files.extractall(place)
+        yield Path(place)
 
 
 def machine_facts() -> dict[str, Any]:

@@ -27,7 +27,7 @@ from workbench.experiments import claims as judged
 from workbench.experiments import sensitivity, settings
 from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.export import tex_escaped, write_together
-from workbench.experiments.provenance import counted, project_root
+from workbench.experiments.provenance import counted, describe, project_root
 from workbench.experiments.settings import THESIS_SHARE, sweep_config
 from workbench.models.registry import model_spec
 
@@ -62,6 +62,15 @@ class Drawn:
         """What a figure was made with."""
         record = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
         return dict(record["parameters"])
+
+    def origin(self, name: str) -> dict[str, Any]:
+        """Every setting of a figure, those of a plan among them, its commit and its machine."""
+        record = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+        told = record["parameters"]
+        for part in ("plan", "asked"):
+            told |= told.pop(part, {})
+        told |= {"commit": str(record["git"]["commit"])[:7], "machine": describe(record["machine"])}
+        return {key: told[key] for key in told if key not in ("profile", "provenance")}
 
     def said(self, name: str, pattern: str) -> str:
         """What a pattern's group finds in the note below a figure. LookupError where nothing."""
@@ -537,3 +546,107 @@ def write_report(figures: Path) -> Path:
     texts["numbers.tex"] = numbers_tex(numbers)
     write_together(root / "reports", content | {n: text.encode() for n, text in texts.items()})
     return root / "reports" / "study.html"
+
+
+# -- these figures beside the committed ones --
+
+COMPARED = (
+    ("tokens/s over those at 0.3", "memory_split", "tokens_per_s", ["rung", "llm_share"]),
+    ("share of the highest tokens/s", "memory_split", "peak_share", ["rung"]),
+    ("prompt tokens found cached", "prefix_hits", None, ["rung", "engine", "llm_share"]),
+    ("thrash events in 1,000 look-ups", "thrashing", "events_per_1000",
+     ["rung", "engine", "llm_share"]),
+    ("problems/min over those without", "modifications", "gain", ["rung", "setting"]),
+    ("accuracy", "modifications", "accuracy", ["rung", "setting"]),
+    ("tokens/s over the elastic policy's", "optimisation", "tokens_per_s", ["rung", "setting"]),
+    ("tokens/s over the elastic policy's", "optimisation_replayed", "tokens_per_s",
+     ["rung", "setting"]),
+)  # fmt: skip
+"""Numbers with intervals that other machines may have too: in words, figure, metric, and the
+columns that tell one from another.
+"""
+RULE = (
+    "Beside the committed figures a number is inside where its 95 % interval and the committed one "
+    "overlap; one without an interval is taken as exact. Absolute rates are not compared."
+)
+
+
+def against(figures: Path, committed: Path) -> list[str]:
+    """How the numbers and verdicts of a folder of figures differ from the committed ones, as lines
+    of text; none where both are one folder.
+    """
+    if figures.resolve() == committed.resolve():
+        return []
+    both, lines = (Drawn(figures), Drawn(committed)), [RULE]
+    here, there = ({file.stem for file in each.folder.glob("*.parquet")} for each in both)
+    if not (shared := here & there):
+        return ["None of these figures is among the committed ones: nothing is compared."]
+    for said, name, metric, keys in COMPARED:
+        if name in shared:
+            tables = [_intervals(each, name, metric, keys) for each in both]
+            lines += _beside(f"{said} ({name})", tables, keys, ("inside", "outside"))
+    tables = [_verdicts(each) for each in both]
+    lines += _beside("verdicts of the claims", tables, ["claim", "rung"], ("the same", "other"))
+    for where, only in (("here", here - there), ("committed", there - here)):
+        lines += [f"Figures only {where}: {', '.join(sorted(only))}."] if only else []
+    differ = dict[str, dict[str, None]]()
+    for name in sorted(shared):
+        a, b = (each.origin(name) for each in both)
+        for key in (key for key in a | b if a.get(key) != b.get(key)):
+            differ.setdefault(key, {})[f"{a.get(key)} ({b.get(key)})"] = None
+    told = [f"{key} {' and '.join(pairs)}" for key, pairs in differ.items()]
+    return [*lines, f"Settings that differ, here (committed): {'; '.join(told) or 'none'}."]
+
+
+def _intervals(drawn: Drawn, name: str, metric: str | None, keys: list[str]) -> pd.DataFrame:
+    """One entry of COMPARED: its keys, low, high and how both are told."""
+    rows = judged.rows_with_rung(drawn.folder / f"{name}.parquet")
+    rows = rows[rows["metric"] == metric] if metric else rows
+    if metric == "tokens_per_s" and "ratio" in rows:
+        rows = rows.assign(value=rows["ratio"], low=rows["ratio_low"], high=rows["ratio_high"])
+    elif metric == "tokens_per_s":
+        base = rows.query("policy == @settings.ELASTIC and technique == @settings.NONE")
+        rates = rows["budget"].map(base.set_index("budget")["value"])
+        rows = rows.assign(**{bound: rows[bound] / rates for bound in BOUNDS})
+    rows = rows.dropna(subset="value").round(9)  # sums in another order are equal
+    low, high = (rows[bound].fillna(rows["value"]) for bound in ("low", "high"))
+    told = [f"{v:.4g} [{a:.4g}, {b:.4g}]" for v, a, b in zip(rows["value"], low, high)]
+    return rows[keys].assign(low=low, high=high, told=told)
+
+
+def _verdicts(drawn: Drawn) -> pd.DataFrame:
+    """As _intervals: a verdict is an interval of its own, apart from every other."""
+    tested = [claim for claim in drawn.claims if claim.verdict != judged.UNTESTED]
+    rows = [[c.key, c.rung, c.verdict, c.verdict, f"{c.verdict} ({c.number})"] for c in tested]
+    return pd.DataFrame(rows, columns=["claim", "rung", "low", "high", "told"])
+
+
+def _beside(
+    said: str, tables: list[pd.DataFrame], keys: list[str], words: tuple[str, str]
+) -> list[str]:
+    """How many intervals overlap and which are on one side alone; a line for each that does not."""
+    every = tables[0].merge(tables[1], "outer", keys, suffixes=("", "_there"), indicator="side")
+    both = every[every["side"] == "both"]
+    apart = both[(both["low"] > both["high_there"]) | (both["low_there"] > both["high"])]
+    text = f"{said}: {len(both) - len(apart)} of {len(both)} {words[0]}"
+    for side, where in (("left_only", "here"), ("right_only", "committed")):
+        if len(only := every.loc[every["side"] == side, keys]):
+            text += f"; {len(only)} only {where} ({_place(only, every)})"
+    lines = [f"{text}."]
+    for at, row in apart.iterrows():
+        place = _place(apart.loc[[at], keys], every)
+        lines.append(f"  {words[1]}: {place}: {row['told']} here, {row['told_there']} committed")
+    return lines
+
+
+def _place(own: pd.DataFrame, every: pd.DataFrame) -> str:
+    """Which rows of a table these are: values of the columns that tell them from others; of one row
+    all.
+    """
+    told = []
+    for column in map(str, own):
+        values = [f"{v:g}" if isinstance(v, float) else v for v in own[column].unique()]
+        if len(own) == 1 or len(values) < every[column].nunique():
+            names = ", ".join(judged.PAIRS.get(v, v) for v in values)
+            told.append(names if column == "rung" else f"{column.replace('_', ' ')} {names}")
+    return ", ".join(told).replace("llm share", "LLM share") or "others"
