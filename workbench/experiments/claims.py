@@ -515,7 +515,8 @@ def claims_page(folder: Path, link: str) -> str:
     split = pd.read_parquet(folder / "memory_split.parquet")
     agree = ""
     if "rung" in split:
-        ratios = [f"{ratio:.2f} on {pair_in_words(at)}" for at, ratio in prm_need(folder).items()]
+        need = prm_need(folder).items()
+        ratios = [f"{ratio:.2f} on {pair_in_words(str(at))}" for at, ratio in need]
         agree = (
             f"## Do the pairs agree?\n\n{rungs_in_words(split)}\n\n{chosen_in_words(folder)} The "
             "most blocks that the PRM uses at once at 0.3, over those it has at 0.50: "
