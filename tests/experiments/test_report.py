@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import jinja2.meta
@@ -12,6 +13,7 @@ import pytest
 
 from workbench.experiments import claims as judged
 from workbench.experiments import report, sensitivity
+from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.plots import FIGURES
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +34,7 @@ def test_what_is_committed_is_what_the_rows_say(drawn) -> None:
     assert (REPORTS / "study.html").read_text() == report.page(drawn, numbers)
     assert (REPORTS / "numbers.tex").read_text() == report.numbers_tex(numbers)
     tables = report.tables(drawn)
-    others = {"setting", "memory_parts", "ablation", "techniques", "missing_values"}
+    others = {"setting", "memory_parts", "ablation", "techniques", "missing_values", "verdicts"}
     assert set(tables) == {"models", "claims", *others}
     for name, table in tables.items():
         assert (REPORTS / f"{name}.tex").read_text() == report.booktabs(name, table)
@@ -45,7 +47,7 @@ def test_every_number_of_the_prose_is_a_macro_and_every_macro_is_quoted(drawn) -
     names = [name for own in numbers.values() for name in own]
     parsed = jinja2.Environment().parse(report.TEMPLATE.read_text())
     quoted = jinja2.meta.find_undeclared_variables(parsed)
-    others = {"told", "figure", "table", "verdict", "provenance"}
+    others = {"told", "figure", "table", "verdict", "verdicts", "provenance"}
     assert sorted(names) == sorted(quoted - others)
     defined = re.findall(r"\\newcommand\{\\(\w+)\}", (REPORTS / "numbers.tex").read_text())
     assert sorted(defined) == sorted(map(report.macro, names))
@@ -115,8 +117,10 @@ def test_what_shares_lose_has_its_interval_where_the_rows_have_it_and_says_so_wh
 
 def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_path) -> None:
     """Counted again from the rows, at the smallest budget; one share there does not fit."""
-    for name in ("optimisation.json", "optimisation_replayed.parquet", "memory_parts.parquet"):
+    replayed = "optimisation_replayed"
+    for name in ("optimisation.json", f"{replayed}.json", f"{replayed}.parquet"):
         shutil.copy(FOLDER / name, tmp_path)
+    shutil.copy(FOLDER / "memory_parts.parquet", tmp_path)
     rows = pd.read_parquet(FOLDER / "optimisation.parquet")
     rows = rows[rows["budget"] == rows["budget"].min()]
     bad = rows.iloc[[0]].assign(metric="infeasible", kv_share=0.9, value=float("nan"))
@@ -133,6 +137,40 @@ def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_pa
     assert named["tinyFlow"] == f"{flow / best[0]:.2f}"
     assert named["bestTried"].startswith(f"{best[1]:g}")
     assert named["bestTried"].endswith("; 0.9 leaves a model less than one request")
+
+
+@pytest.mark.parametrize(("most", "is_slower"), [(0.99, True), (1.01, False)])
+def test_a_policy_whose_runs_are_all_slower_than_a_split_is_called_so(
+    tmp_path, monkeypatch, drawn, most, is_slower
+) -> None:
+    """Guards a finding against the default policy that only the record's table would show."""
+    record = json.loads((REPORTS / "bench" / "memory.json").read_text())
+    (row,) = (r for r in record["rows"] if r["name"] == "elastic_vs_static_0.3@2W")
+    row |= {"ratio": 0.95, "spread": [0.9, most]}
+    (tmp_path / "reports" / "bench").mkdir(parents=True)
+    (tmp_path / "reports" / "bench" / "memory.json").write_text(json.dumps(record))
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
+    told = report.gain_numbers(drawn)["benchAmple"]
+    assert told.startswith("0.95 (0.90 to ") and ("slower" in told) is is_slower
+
+
+def test_a_verdict_names_the_pairs_it_is_of() -> None:
+    """Guards a caption of three panels that gives the verdict of one."""
+    first = judged.Claim("C5", "", judged.HOLDS, "1.0", "")
+    smol = replace(first, rung=RECORDED, verdict=judged.DEPENDS, number="1; it depends on n: 0.1")
+    far = replace(first, rung=REPLAYED, verdict=judged.FAILS)
+    assert report.spoken_of_pairs([first, smol, far]) == (
+        "on the measured tiny pair it holds; on SmolLM2, replayed, it depends on n; on 1B + 8B, "
+        "replayed, it fails"
+    )
+    assert report.spoken_of_pairs([first, replace(far, verdict=first.verdict)]).endswith("it holds")
+
+
+def test_the_figures_of_hits_and_thrashing_give_the_verdict_of_every_pair(drawn) -> None:
+    page = " ".join((REPORTS / "study.html").read_text().split())
+    for figure, key in (("prefix_hits", "C5"), ("thrashing", "C6")):
+        words = report.spoken_of_pairs(claim for claim in drawn.claims if claim.key == key)
+        assert words in page.partition(f"{figure}.</b>")[2].partition("<details>")[0]
 
 
 def test_values_that_the_thesis_gives_are_not_counted_as_open(drawn) -> None:

@@ -228,7 +228,7 @@ def test_claims_can_fail(sweep):
     assert claims.peak_claim(at_the_end).verdict == "depends on"
 
 
-def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_is_told():
+def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_is_shown():
     """One plateau is one; where the interval or the plateau is the whole axis there is no peak."""
 
     def told(low, high, same, reach=(float("nan"), float("nan"))):
@@ -257,11 +257,9 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
     assert "highest at 0.30 (95 %" in told(0.2, 0.5, (0.3, 0.3))[0]
     words, claim = told(0.08, 0.5, (0.3, 0.3))
     assert words.endswith("its interval is the whole axis: 80 to 102 generated tokens/s.")
-    assert claim.number.startswith(
-        "no peak can be told [0.08, 0.50]; it depends on whether a model"
-    )
+    assert claim.number.startswith("no peak is shown [0.08, 0.50]; it depends on whether a model")
     words, _ = told(0.08, 0.5, (0.08, 0.5))
-    assert words == "No peak can be told: every share from 0.08 to 0.50 does the same work."
+    assert words == "No peak is shown: every share from 0.08 to 0.50 does the same work."
 
 
 def test_the_committed_ratios_are_those_of_their_rates_and_bounded_everywhere():
@@ -301,14 +299,16 @@ def test_the_page_of_claims_is_what_the_committed_rows_say():
     page = (ROOT / "reports" / "claims.md").read_text()
     assert page == claims.claims_page(ROOT / "figures", "../figures")
     table = (ROOT / "reports" / "claims.tex").read_text()
-    assert table.count(r"\\") == 28 and "100.00\\% of nodes" in table
+    assert table.count(r"\\") == 28 and "all nodes are equal under all" in table
     assert "| block size | 16 (vLLM) | 16 |" in page
     cells = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| C")]
     rungs = list(dict.fromkeys(cell[-1] for cell in cells))
     assert [(key, at) for key, *_, at in cells] == [*product(claims.CLAIMS, rungs)]
     assert rungs == list(claims.PAIRS.values())
-    verdicts = {claims.HOLDS, claims.FAILS, claims.DEPENDS, claims.UNTESTED}
+    verdicts = {claims.HOLDS, claims.FAILS, claims.DEPENDS, claims.UNTESTED, claims.BY_CONSTRUCTION}
     assert {cell[2].strip("*") for cell in cells} <= verdicts
+    built = {(key, at) for key, _, verdict, *_, at in cells if claims.BY_CONSTRUCTION in verdict}
+    assert built == {("C2", rungs[2]), ("C3", rungs[1]), ("C3", rungs[2])}, "no engine was built"
     for _, _, verdict, number, *_ in cells:
         assert ("depends on" in number) is (claims.DEPENDS in verdict), "of what, with the number"
         assert number != claims.NO_ROWS, "why a claim was not tested is said"
@@ -338,6 +338,23 @@ def test_peaks_and_orders_of_shares_agree_between_the_rungs_or_it_is_said():
         assert own.endswith(f"{does} (Spearman's rank correlation {orders[rung]:.2f})")
         assert ", which overlaps, and" in own
         assert peaks.loc[rung, "low"] <= tiny["high"] and tiny["low"] <= peaks.loc[rung, "high"]
+
+
+def test_how_far_the_agreement_was_chosen_stands_beside_it():
+    """Which problems in flight leave the upper end no loss, and how short each PRM is there."""
+    page = (ROOT / "reports" / "claims.md").read_text()
+    said = claims.chosen_in_words(ROOT / "figures")
+    assert said in page
+    lost = dict(part.split(": ", 1) for part in said.partition("8B, ")[2].split("; "))
+    rows = pd.read_parquet(ROOT / "figures" / "sensitivity.parquet")
+    rows = rows[(rows["kind"] == "setting") & (rows["value"] == "problems in flight")]
+    for setting, loss in rows[["setting", "loss_high"]].to_numpy():
+        assert ("nothing is lost at" in lost[f"with {setting}"]) is (loss < 5e-5)
+    low, high = (pd.read_parquet(ROOT / f"figures/prm_blocks_0{at}.parquet") for at in (30, 50))
+    for rung in claims.PAIRS:
+        own, room = (each[each["rung"] == rung] for each in (low, high))
+        ratio = own["blocks_active"].max() / room["blocks_total"].max()
+        assert f"{ratio:.2f} on {claims.pair_in_words(rung)}" in page
 
 
 def test_working_sets_and_rooms_of_both_scales_stand_side_by_side():

@@ -83,9 +83,9 @@ def test_a_conclusion_depends_on_a_value_where_a_setting_breaks_one_of_its_three
         sensitivity.WHOSE: UNTRIED,
     }  # fmt: skip
     assert table["told"]["n"].startswith(
-        "with 4 only 1.99% is lost at 0.50; with 8 nothing is lost at 0.08 or 0.50; plateau 0.20"
+        "with 4: only 1.99 % is lost at 0.50; with 8: nothing is lost at 0.08 or 0.50; plateau 0.20"
     )
-    assert table["told"]["beam width"].startswith("with 2 10% is lost at 0.3;")
+    assert table["told"]["beam width"].startswith("with 2: 10 % is lost at 0.3;")
     assert "0.40 to 0.50 of 0.08 to 0.5" in table["told"][sensitivity.WHOSE]
 
 

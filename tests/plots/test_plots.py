@@ -105,7 +105,7 @@ def test_lines_draw_values_and_intervals_in_their_models_look():
     assert trace(plots.memory_split(same), "peak 0.20-0.40 (95 %: 0.20 to 0.40)")
     whole = rows.assign(low=rows["low"].where(rows["metric"] != "peak_share", 0.05))
     whole["high"] = whole["high"].where(whole["metric"] != "peak_share", 0.9)
-    assert trace(plots.memory_split(whole), "no peak can be told")
+    assert trace(plots.memory_split(whole), "no peak is shown")
     assert trace(drawn("thrashing"), "open markers: 0").x == (None,)
     hits, prm = drawn("prefix_hits"), synthetic.hit_rows().query("engine == 'prm'")
     np.testing.assert_allclose(trace(hits, "PRM").y, 100 * prm["value"])

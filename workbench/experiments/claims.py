@@ -20,7 +20,7 @@ import pandas as pd
 
 from workbench.experiments import rows as drawn
 from workbench.experiments.execute import RECORDED, REPLAYED
-from workbench.experiments.sensitivity import missing_values, reach, stored
+from workbench.experiments.sensitivity import GIVEN, missing_values, reach, stored
 from workbench.experiments.settings import (
     BATCHED,
     THESIS_SHARE,
@@ -32,21 +32,34 @@ from workbench.experiments.statistics import Rates, is_replayed, upper_bound_of_
 from workbench.experiments.study import Study, rung, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
+BY_CONSTRUCTION = "holds by construction"
+"""What is judged was computed with the formula that the claim is about: it cannot fail."""
 HIGH_HIT_RATE = 0.8
 RARE_EVENTS = 10.0
 """Thrash events per 1,000 look-ups below which thrashing is called rare."""
 NOISE = 0.01
 DRAMATIC = 1.5
 """Times the problems/min from which on a modification is called dramatic."""
+OUT_OF_STEP = (
+    "a problem that joins while others wait for scores stays out of step with them, and the LLM's "
+    "batches become smaller"
+)
+"""Why continuous problem batching can be slower: search/rounds.py, reports/bench/NOTES.md."""
 HARDLY = 0.05
 """Accuracy below which a gain is hardly one."""
 AGREE = 0.8
-"""Rank correlation from which on two rungs are said to order the shares alike."""
+"""Rank correlation from which on two pairs are said to order the shares alike."""
 MATTERS = 0.01  # of prompt tokens not found cached
 FINISHING_DEPENDS = "the depth limit, and on more problems than were searched"
 PAIRS = {"measured tiny": "measured tiny pair", RECORDED: "SmolLM2, replayed",
          REPLAYED: "1B + 8B, replayed"}  # fmt: skip
-"""What pages call a pair of models that figures call a rung."""
+"""What pages call a pair of models; rows name it in their column `rung`."""
+
+
+def pair_in_words(rung: str) -> str:
+    """As it stands behind `on`: the measured tiny pair; SmolLM2, replayed."""
+    name = PAIRS.get(rung, rung)
+    return f"the {name}" if name.endswith(" pair") else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,11 @@ def _judged(key: str, holds: Any, fails: Any, number: str, on: str = "") -> Clai
     if verdict == DEPENDS and on:
         number = f"{number}; it depends on {on}"
     return Claim(key, text, verdict, number, figures.split()[0])
+
+
+def _by_construction(claim: Claim) -> Claim:
+    """The claim; where it holds, with the verdict that it could not do otherwise."""
+    return replace(claim, verdict=BY_CONSTRUCTION) if claim.verdict == HOLDS else claim
 
 
 def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
@@ -102,13 +120,13 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     covers = peak["low"] <= THESIS_SHARE <= peak["high"]
     number = f"fastest {_fastest(peak, same)} [{peak['low']:.2f}, {peak['high']:.2f}]"
     if peak["low"] <= shares.min() and shares.max() <= peak["high"]:
-        number = f"no peak can be told [{peak['low']:.2f}, {peak['high']:.2f}]"
+        number = f"no peak is shown [{peak['low']:.2f}, {peak['high']:.2f}]"
     alike = same["low"] <= THESIS_SHARE <= same["high"]
-    several = "do the same work" if alike else "are not told apart from the best"
+    several = "do the same work" if alike else "cannot be distinguished from the best"
     on = f"what is called a peak: 0.3 is one of several shares that {several}"
     if not inside:
         end = shares.max() if peak["high"] >= shares.max() else shares.min()
-        on = f"whether a model is short of room at {end:.2f}, which here is not told"
+        on = f"whether a model is short of room at {end:.2f}, which is not shown here"
     return _judged("C1", covers and inside and narrow, not covers, number, on)
 
 
@@ -121,19 +139,17 @@ def _fastest(peak: pd.Series, same: pd.Series) -> str:
 
 def split_in_words(rows: pd.DataFrame) -> str:
     """Where throughput is highest and what the ends of the axis lose to 0.3, of rows of
-    plots.memory_split; where the interval is the whole axis, that no peak can be told.
+    plots.memory_split; where the interval is the whole axis, that no peak is shown.
     """
     peak, same = peak_and_plateau(rows)
     speed = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
     rate, base = speed["value"], nearest_to_thesis(speed.index)
     first, last = rate.index[[0, -1]]
     if same["low"] <= first and last <= same["high"]:
-        return (
-            f"No peak can be told: every share from {first:.2f} to {last:.2f} does the same work."
-        )
+        return f"No peak is shown: every share from {first:.2f} to {last:.2f} does the same work."
     if peak["low"] <= first and last <= peak["high"]:
         return (
-            f"No peak can be told between {first:.2f} and {last:.2f}, for its interval is the "
+            f"No peak is shown between {first:.2f} and {last:.2f}, for its interval is the "
             f"whole axis: {rate.min():,.0f} to {rate.max():,.0f} generated tokens/s."
         )
     best = rate.loc[same["low"] : same["high"]].mean()
@@ -195,7 +211,7 @@ def policy_or_size(sizes: pd.DataFrame) -> tuple[str, str]:
 
 def constant_claim(rows: pd.DataFrame) -> Claim:
     """C2, of rows of plots.memory_parts. Holds where all but the KV of the engines that were built,
-    or else of those computed, is the same at every share, to 1 % of noise.
+    or else, by construction, of those computed, is the same at every share, to 1 % of noise.
     """
     is_measured = (rows["how"] == "measured").any()
     how = "measured" if is_measured else "computed"
@@ -203,8 +219,9 @@ def constant_claim(rows: pd.DataFrame) -> Claim:
     sizes = fixed.groupby(["model", "part"])["bytes"].agg(["min", "max"])
     change = float(((sizes["max"] - sizes["min"]) / sizes["max"].clip(lower=1)).max())
     number = f"weights and activations change by at most {change:.2%} over the shares"
-    number += "" if is_measured else ", as computed from the models' shapes"
-    return _judged("C2", change <= NOISE, True, number)
+    number += "" if is_measured else ", since they are computed from the models' shapes"
+    found = _judged("C2", change <= NOISE, True, number)
+    return found if is_measured else _by_construction(found)
 
 
 def linear_claim(rows: pd.DataFrame) -> Claim:
@@ -267,7 +284,8 @@ def thrash_claim(rows: pd.DataFrame) -> Claim:
     often = events.groupby("llm_share")["value"].max() >= RARE_EVENTS
     rare, common = (", ".join(f"{share:.2f}" for share in often.index[o]) for o in (~often, often))
     number = f"most {most['engine'].upper()} at {most['llm_share']:.2f}: {most['value']:.1f} "
-    number += f"[{most['low']:.1f}, {most['high']:.1f}] per 1,000 look-ups"
+    number += f"[{most['low']:.1f}, {most['high']:.1f}] per 1,000 look-ups; "
+    number += f"rare means fewer than {RARE_EVENTS:g}"
     on = f"the share: it is rare at {rare or 'none'} and common at {common}"
     return _judged("C6", not often.any(), often.all(), number, on)
 
@@ -298,13 +316,15 @@ def ablation_claims(study: Study) -> list[Claim]:
 
 def batching_claim(rows: pd.DataFrame) -> Claim:
     """C7, of rows of plots.modifications. Holds where the whole interval of the gain is 1.5 times
-    or more, fails where below.
+    or more, fails where below; where it is a loss, why.
     """
     gain = rows[(rows["metric"] == "gain") & (rows["setting"] == BATCHED[1])].iloc[0]
     number = (
         f"{gain['value']:.2f} times the problems/min [{gain['low']:.2f}, {gain['high']:.2f}]; "
         f"dramatic means {DRAMATIC:g} times"
     )
+    if gain["high"] < 1:
+        number += f"; slower, since {OUT_OF_STEP}"
     on = f"the problems: the interval holds {DRAMATIC:g}"
     return _judged("C7", gain["low"] >= DRAMATIC, gain["high"] < DRAMATIC, number, on)
 
@@ -313,8 +333,8 @@ def finishing_claim(rows: pd.DataFrame) -> Claim:
     """C8 at each depth limit, the greatest the search's own, of rows of plots.modifications with
     num_problems. Fails where the accuracy gained there is above 0.05.
 
-    Which beams came to the limit is not told, so it cannot hold; where no answer changed the bound
-    is that of a rate never seen in so many problems.
+    Which beams came to the limit is not in the rows, so it cannot hold; where no answer changed the
+    bound is that of a rate never seen in so many problems.
     """
     wide = rows.pivot_table(index="max_depth", columns="metric", values="value")
     gains = (wide["finishes"] - wide["stops"]).dropna()
@@ -328,8 +348,8 @@ def finishing_claim(rows: pd.DataFrame) -> Claim:
 
 
 def straight_claim(split: pd.DataFrame) -> Claim:
-    """C3, of rows of plots.memory_split. Holds where the blocks at every share are within one block
-    of a straight line, since counts are rounded down to whole ones.
+    """C3 of a replay, of rows of plots.memory_split. Holds, by construction, where the blocks at
+    every share are within one of a straight line, since counts are rounded down to whole ones.
     """
     rooms = split.drop_duplicates("llm_share")
     shares = rooms["llm_share"].to_numpy(float)
@@ -337,8 +357,10 @@ def straight_claim(split: pd.DataFrame) -> Claim:
     blocks = tokens / sweep_config("default").block_size
     slope, start = np.polyfit(shares, blocks, 1)
     most = float(np.abs(blocks - np.outer(shares, slope) - start).max())
-    number = f"blocks at {len(shares)} shares lie at most {most:.2f} off a straight line"
-    return replace(_judged("C3", most <= 1, True, number), figure="memory_split")
+    number = f"blocks at {len(shares)} shares lie at most {most:.2f} off a straight line, "
+    number += "since a replay takes them from the formula"
+    found = _by_construction(_judged("C3", most <= 1, True, number))
+    return replace(found, figure="memory_split")
 
 
 def _same_nodes_claim(*tables: pd.DataFrame) -> Claim:
@@ -346,13 +368,16 @@ def _same_nodes_claim(*tables: pd.DataFrame) -> Claim:
     technique and modification but sampling to the end.
     """
     parts = [rows.loc[rows["metric"] == "same", "value"] for rows in tables]
-    same, told = pd.concat(parts), "split, policy and techniques"
-    told += ", and of modifications" if all(map(len, parts)) else ""
-    number = f"{same.min():.2%} of nodes are equal under the least equal of {len(same)} settings"
-    return _judged("C9", same.min() == 1, True, f"{number} of {told}")
+    same, varied = pd.concat(parts), "split, policy and techniques"
+    varied += ", and of modifications" if all(map(len, parts)) else ""
+    number = f"all nodes are equal under all {len(same)} settings"
+    if same.min() < 1:
+        least = f"{same.min():.2%} of nodes are equal under the least equal"
+        number = f"{least} of {len(same)} settings"
+    return _judged("C9", same.min() == 1, True, f"{number} of {varied}")
 
 
-# -- every claim on every rung, and the page made of them --
+# -- every claim on every pair of models, and the page made of them --
 
 CLAIMS: dict[str, tuple[str, Callable[..., Claim], str]] = {
     "C1": ("Throughput peaks inside the interval, at a share of 0.3", peak_claim, "memory_split"),
@@ -377,7 +402,7 @@ UNTESTED_BECAUSE = {
     ("C9", RECORDED): "a replay samples nothing",
     ("C9", REPLAYED): "a replay samples nothing",
 }
-NO_ROWS = "the figure has no rows of this rung"
+NO_ROWS = "the figure has no rows of this pair of models"
 
 
 def claims_of_figures(folder: Path) -> list[Claim]:
@@ -423,16 +448,35 @@ def rungs_in_words(split: pd.DataFrame) -> str:
     (_, base), *others = split.groupby("rung", sort=False)
     told = []
     for other, rows in others:
-        name = PAIRS.get(str(other), str(other))
         (a, b), (c, d) = (peak_and_plateau(r)[0][["low", "high"]] for r in (base, rows))
         order = _order_correlation(base, rows)
         overlap = "overlaps" if max(a, c) <= min(b, d) else "does not overlap"
         alike = "agrees" if order >= AGREE else "differs"
         told.append(
-            f"on {name}, {c:.2f} to {d:.2f}, which {overlap}, and the order of shares {alike} "
-            f"(Spearman's rank correlation {order:.2f})"
+            f"on {pair_in_words(str(other))}, {c:.2f} to {d:.2f}, which {overlap}, and the order "
+            f"of shares {alike} (Spearman's rank correlation {order:.2f})"
         )
     return f"The interval of the best share is {a:.2f} to {b:.2f} measured; {'; '.join(told)}."
+
+
+def chosen_in_words(folder: Path) -> str:
+    """How far the agreement of the pairs was chosen, and what other problems in flight lose.
+    folder: of the figures.
+    """
+    value = missing_values(stored(folder)[0]).set_index("value").loc["problems in flight"]
+    lost = value["told"].partition("; plateau")[0]
+    return (
+        "That agreement is partly chosen: how short the caches are follows from the problems in "
+        f"flight, which the thesis does not state; {value['taken']} are taken, for {value['why']}. "
+        f"In replays of 1B + 8B, {lost}."
+    )
+
+
+def prm_need(folder: Path) -> pd.Series:
+    """Of each pair the most blocks that its PRM uses at once at 0.3, over those it has at 0.50."""
+    low, high = (_rows_with_rung(folder / f"prm_blocks_0{share}.parquet") for share in (30, 50))
+    need = low.groupby("rung", sort=False)["blocks_active"].max()
+    return need / high.groupby("rung", sort=False)["blocks_total"].max()
 
 
 def _order_correlation(*rungs: pd.DataFrame) -> float:
@@ -449,8 +493,9 @@ def _order_correlation(*rungs: pd.DataFrame) -> float:
     return float(both.corr("spearman").to_numpy()[0, 1])
 
 
-HEADS = {"key": "", "text": "claim", "number": "number and interval", "rung": "pair"}
-"""How a report heads columns of claims_table, where otherwise than by their names."""
+HEADS = {"key": "", "text": "claim", "number": "number and interval", "rung": "pair",
+         "told": "numbers"}  # fmt: skip
+"""How a report heads columns of claims_table and missing_values, where not by their names."""
 
 
 def claims_page(folder: Path, link: str) -> str:
@@ -468,14 +513,24 @@ def claims_page(folder: Path, link: str) -> str:
     record = json.loads((folder / "memory_split.json").read_text(encoding="utf-8"))
     provenance = record["parameters"]["provenance"].replace("\n", " ")
     split = pd.read_parquet(folder / "memory_split.parquet")
-    agree = f"## Do the pairs agree?\n\n{rungs_in_words(split)}\n\n" if "rung" in split else ""
+    agree = ""
+    if "rung" in split:
+        need = prm_need(folder).items()
+        ratios = [f"{ratio:.2f} on {pair_in_words(str(at))}" for at, ratio in need]
+        agree = (
+            f"## Do the pairs agree?\n\n{rungs_in_words(split)}\n\n{chosen_in_words(folder)} The "
+            "most blocks that the PRM uses at once at 0.3, over those it has at 0.50: "
+            f"{', '.join(ratios)}.\n\n"
+        )
     return f"""\
 # What the thesis claims, and what was found
 
 Written by `workbench figures` (and `--replot`) from the rows beside each figure; the rules stand in
 `workbench/experiments/claims.py`. *Depends on* means neither at every setting, or that the \
 interval reaches to both
-sides of the rule: the number says on what.
+sides of the rule: the number says on what. *Holds by construction*: a replay computes the memory \
+with the formula
+that the claim is about, so nothing else could come out.
 
 {provenance}
 
@@ -484,6 +539,8 @@ sides of the rule: the number says on what.
 
 *Survives*: at every setting tried a share of 0.3 loses at most 2 % to the best, and both ends of \
 the interval more than
-2 %; ranges are over the settings (1B + 8B, replayed: see [sensitivity]({link}/sensitivity.svg)).
+2 %; ranges are over the settings (1B + 8B, replayed: see [sensitivity]({link}/sensitivity.svg)). \
+The thesis gives
+{", ".join(GIVEN)}; they are set otherwise as well.
 
-{table(missing_values(stored(folder)[0]))}"""
+{table(missing_values(stored(folder)[0]).rename(columns=HEADS))}"""

@@ -11,7 +11,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -34,9 +34,12 @@ from workbench.models.registry import model_spec
 TEMPLATE = Path(__file__).with_name("report.html")
 TINY = "measured tiny"
 PAIRS = {TINY: "tiny", RECORDED: "smol", REPLAYED: "far"}
-"""The pairs of models by their rungs, and how the names of their numbers begin."""
+"""The pairs of models as rows name them, and how the names of their numbers begin."""
 MEASURED_AND_THESIS = [pair for pair in PAIRS.items() if pair[0] != RECORDED]
 Named = dict[str, str]
+WORDS = {3: "three", 4: "four"}
+OF_REPLAY = r"replayed 1B.*\n.*?: (\d+ problems, \d+ seeds?)"
+"""What the note below a figure says was replayed of the thesis's pair."""
 FORM, BOUNDS = "{:.2f} ({:.2f} to {:.2f})", ["value", "low", "high"]
 
 
@@ -51,7 +54,7 @@ class Drawn:
         return all((self.folder / f"{name}.parquet").is_file() for name in names)
 
     def rows(self, name: str, rung: str = TINY) -> pd.DataFrame:
-        """Of a figure; where it has panels of several rungs, of one, LookupError if of none."""
+        """Of a figure; where it has panels of several pairs, of one, LookupError if of none."""
         rows = pd.read_parquet(self.folder / f"{name}.parquet")
         rows = rows[rows["rung"] == rung] if "rung" in rows else rows
         if rows.empty:
@@ -78,7 +81,7 @@ class Drawn:
 
     @cached_property
     def claims(self) -> list[judged.Claim]:
-        """Each as judged for each rung."""
+        """Each as judged for each pair of models."""
         return judged.claims_of_figures(self.folder)
 
     def image(self, name: str, numbers: Iterator[int], caller: Callable[[], str]) -> str:
@@ -207,14 +210,13 @@ def cache_numbers(drawn: Drawn) -> Named:
 
 def block_numbers(drawn: Drawn) -> Named:
     """What the PRM evicts at 0.3 and at the upper end, and how short of room it is there."""
-    found = Named()
+    found, needs = Named(), judged.prm_need(drawn.folder)
     for rung, name in PAIRS.items():
         ends = [drawn.rows(figure, rung) for figure in ("prm_blocks_030", "prm_blocks_050")]
         for end, own in zip(("Mid", "High"), ends):
             took, gave, again = own[["allocated", "evicted", "thrashed"]].sum()
             found[f"{name}{end}Blocks"] = f"{gave:,} of {took:,}, {again:,} asked for again"
-        need, room = ends[0]["blocks_active"].max(), ends[1]["blocks_total"].max()
-        found[f"{name}Need"] = f"{need / room:.2f}"
+        found[f"{name}Need"] = f"{needs[rung]:.2f}"
     return found
 
 
@@ -250,11 +252,16 @@ def ablation_numbers(drawn: Drawn) -> Named:
         for name, row in (("ScoreCache", scores), ("Whole", whole)):
             found[f"{pair}{name}"] = FORM.format(*row[BOUNDS])
     gains = drawn.rows("modifications").query("metric == 'gain' and low > 1")["setting"]
+    slower = [c.rung for c in drawn.claims if c.key == "C7" and judged.OUT_OF_STEP in c.number]
+    told_slower = f"on {_listed(map(judged.pair_in_words, slower), '')}: {judged.OUT_OF_STEP}"
     (depth,) = (c.number for c in drawn.claims if (c.key, c.rung) == ("C8", TINY))
     return found | {
         "helping": _listed([settings.MODIFICATIONS[key].said for key in gains], ""),
         "ablationProblems": f"{told['plan']['num_problems']}",
+        "ablationSeeds": counted(told["plan"]["num_seeds"], "seed"),
+        "farAblationProblems": drawn.said("modifications", OF_REPLAY),
         "ablationInFlight": f"{told['plan'].get('in_flight', told['min_problem_batch'])}",
+        "batchingSlows": told_slower if slower else "on no pair",
         "depthTold": depth.partition("; hardly")[0],
     }
 
@@ -287,6 +294,7 @@ def policy_numbers(drawn: Drawn) -> Named:
                 "Flow": flows[settings.NONE] / static[settings.NONE].max()}  # fmt: skip
         found |= {f"{name}{key}": f"{value:.2f}" for key, value in told.items()}
         found[f"{name}OneName"] = settings.TECHNIQUES[alone.idxmax()].said
+        found[f"{name}Count"] = WORDS.get(len(alone), f"{len(alone)}")
     tried = table[(table["policy"] == settings.STATIC) & (table["technique"] == settings.NONE)]
     shares = tried.set_index("kv_share")["times"].sort_index()
     edge = ", the highest of them" if shares.idxmax() == shares.index[-1] else ""
@@ -295,7 +303,11 @@ def policy_numbers(drawn: Drawn) -> Named:
     parts = drawn.rows("memory_parts").query("how == 'measured' and part == 'kv'")
     held, size = _at_thesis(parts)["bytes"].sum(), drawn.said("optimisation", r"W = ([\d.]+ \w+)")
     same = rows.loc[rows["metric"] == "same", "value"] == 1
+    plan = drawn.parameters("optimisation")["plan"]
+    seeds = counted(plan["num_seeds"], "seed")
     return found | {
+        "policySearch": f"{plan['num_problems']} problems, {seeds}",
+        "farPolicySearch": drawn.said("optimisation_replayed", OF_REPLAY),
         "tried": _listed(shares.index, "g"),
         "bestTried": f"{shares.idxmax():g}{edge}",
         "budget": f"{rows['budget'].min():g}",
@@ -307,12 +319,24 @@ def policy_numbers(drawn: Drawn) -> Named:
 
 
 def gain_numbers(drawn: Drawn) -> Named:
-    """All of them, of `workbench bench memory`: mean ratio, least and most over its repetitions."""
+    """What `workbench bench memory` recorded: mean ratio, least and most over its runs."""
     record = json.loads((project_root() / "reports/bench/memory.json").read_text(encoding="utf-8"))
-    rows = {row["name"]: row for row in record["rows"]}
-    budgets = {"Half": "0.5", "One": "1", "Two": "2"}
-    own = {name: rows[f"all_vs_baseline@{budget}W"] for name, budget in budgets.items()}
-    return {f"bench{name}": FORM.format(row["ratio"], *row["spread"]) for name, row in own.items()}
+    rows, mode = {row["name"]: row for row in record["rows"]}, record["mode"]
+
+    def told(name: str) -> str:
+        return FORM.format(rows[name]["ratio"], *rows[name]["spread"])
+
+    every = {"Half": "0.5", "One": "1", "Two": "2"}
+    ample, seeds = rows["elastic_vs_static_0.3@2W"], counted(mode["shared_seeds"], "seed")
+    search = f"{mode['shared_problems']} problems, {seeds}"
+    slower, why = ample["spread"][1] < 1, " and so is slower; why is not known"
+    return {f"bench{name}": told(f"all_vs_baseline@{at}W") for name, at in every.items()} | {
+        "benchSearch": f"{search}, {ample['repeats']} runs a setting",
+        "benchOnTop": told("all_vs_static_0.3_all@0.5W"),
+        "benchFlow": told("elastic_vs_best_static@0.5W"),
+        "benchNoise": f"{rows['equal_work_differs@2W']['value']:.2f}",
+        "benchAmple": told(ample["name"]) + " times a static 0.3" + why * slower,
+    }
 
 
 def missing_numbers(drawn: Drawn) -> Named:
@@ -329,7 +353,7 @@ def missing_numbers(drawn: Drawn) -> Named:
         "farInFlight": f"{base['asked']['in_flight']}",
         "farSteps": f"{base['rounds'] // 2}",
         "farProblems": drawn.said(sensitivity.FIGURE, r"of (\d+) problems"),
-        "splitProblems": drawn.said("memory_split", r"replayed 1B.*\n.*?: (\d+) problems"),
+        "farSearch": drawn.said("memory_split", OF_REPLAY),
         "takenTold": sensitivity.verdict(own.loc[[sensitivity.TAKEN]])[1],
         "deepTold": str(table.at["depth of the search", "told"]),
         "missingCount": f"{((kept | breaks) & ~given).sum()}",
@@ -343,22 +367,37 @@ def missing_numbers(drawn: Drawn) -> Named:
 
 
 def claim_numbers(drawn: Drawn) -> Named:
-    """How the claims of the measured pair were judged, and whether the others agree."""
-    rung = [claim for claim in drawn.claims if claim.rung == TINY]
-    own = {f"{judged.CLAIMS[c.key][0]} ({c.key})": spoken(c) for c in rung}
-    depend = [f"{name} {text}" for name, text in own.items() if text.startswith(judged.DEPENDS)]
-    found = {"claimsDepend": "; ".join(depend) or "none"}
-    for word in (judged.HOLDS, judged.FAILS):
-        names = "; ".join(name for name, text in own.items() if text == word)
-        found[f"claims{word.capitalize()}"] = names or "none"
+    """Of which claims the verdict differs from pair to pair, whether these agree on the split, and
+    how far that was chosen.
+    """
+    tested = [claim for claim in drawn.claims if claim.verdict != judged.UNTESTED]
+    words = {(claim.key, spoken(claim).split()[0]) for claim in tested}  # holds, fails, depends
+    keys = [key for key in judged.CLAIMS if sum(key == own for own, _ in words) > 1]
+    differ = [f"{judged.CLAIMS[key][0]} ({key})" for key in keys]
     split = pd.read_parquet(drawn.folder / "memory_split.parquet")
-    return found | {"rungsAgree": judged.rungs_in_words(split)}
+    return {
+        "claimsDiffer": "; ".join(differ) or "none",
+        "rungsAgree": judged.rungs_in_words(split),
+        "agreementChosen": judged.chosen_in_words(drawn.folder),
+    }
 
 
 def spoken(claim: judged.Claim) -> str:
     """The verdict as a sentence goes on: holds, fails, depends on the share."""
-    found = {judged.DEPENDS: claim.number.partition("; it ")[2], judged.UNTESTED: "was not tested"}
+    on = claim.number.partition("; it ")[2].partition(":")[0]
+    found = {judged.DEPENDS: on, judged.UNTESTED: "was not tested"}
     return found.get(claim.verdict, claim.verdict)
+
+
+def spoken_of_pairs(claims: Iterable[judged.Claim]) -> str:
+    """`on the measured tiny pair it holds; on 1B + 8B, replayed, it fails`: one claim's."""
+    pairs = dict[str, list[str]]()
+    for claim in claims:
+        name = judged.pair_in_words(claim.rung)
+        pairs.setdefault(spoken(claim), []).append(name + "," * name.endswith("replayed"))
+    if len(pairs) == 1:
+        return f"on every pair it {next(iter(pairs))}"
+    return "; ".join(f"on {' and '.join(names)} it {text}" for text, names in pairs.items())
 
 
 PARTS: dict[str, tuple[Callable[[Drawn], Named], tuple[str, ...]]] = {
@@ -447,16 +486,26 @@ def technique_table(drawn: Drawn) -> pd.DataFrame:
     for figure, rung in (("optimisation", TINY), ("optimisation_replayed", REPLAYED)):
         own = techniques_of(drawn, figure)
         share = own["kv_share"].map(lambda share: f" {share:g}" if share else "")
-        names = own["policy"].str.replace("_", " ") + share, own["label"].rename("technique")
+        names = own.assign(policy=own["policy"].str.replace("_", " ") + share)
+        names["technique"] = own["label"].mask(own["technique"] == settings.ALL, "all of these")
         cells = own["times"].map("{:.2f}".format) + own["recomputed"].map(" ({:,.0f})".format)
-        columns.append(cells.set_axis(pd.MultiIndex.from_arrays(names)).rename(judged.PAIRS[rung]))
+        index = pd.MultiIndex.from_frame(names[["policy", "technique"]])
+        columns.append(cells.set_axis(index).rename(judged.PAIRS[rung]))
     return pd.concat(columns, axis=1).fillna("not replayed").reset_index()
+
+
+def verdict_table(drawn: Drawn) -> pd.DataFrame:
+    """The verdict on each claim, a column a pair of models."""
+    rows = judged.claims_table(drawn.claims).assign(verdict=[*map(spoken, drawn.claims)])
+    wide = rows.pivot(index=["key", "text"], columns="rung", values="verdict")
+    wide = wide.rename(columns=judged.PAIRS).rename_axis(columns=None).reset_index()
+    return wide.rename(columns=judged.HEADS)
 
 
 def missing_table(drawn: Drawn) -> pd.DataFrame:
     """The missing values."""
     rows = sensitivity.missing_values(sensitivity.stored(drawn.folder)[0])
-    return rows.rename(columns={"told": "numbers"})
+    return rows.rename(columns=judged.HEADS)
 
 
 def tables(drawn: Drawn) -> dict[str, pd.DataFrame]:
@@ -467,6 +516,7 @@ def tables(drawn: Drawn) -> dict[str, pd.DataFrame]:
         "ablation": (ablation_table, "modifications"),
         "techniques": (technique_table, "optimisation_replayed"),
         "missing_values": (missing_table, "memory_split"),
+        "verdicts": (verdict_table, "memory_split"),
     }
     found = {name: make(drawn) for name, (make, of) in makers.items() if drawn.has(of)}
     claims = judged.claims_table(drawn.claims).replace(judged.PAIRS).rename(columns=judged.HEADS)
@@ -475,6 +525,7 @@ def tables(drawn: Drawn) -> dict[str, pd.DataFrame]:
 
 WIDE = {
     "claims": r"@{}lp{.2\linewidth}p{.13\linewidth}p{.3\linewidth}p{.15\linewidth}@{}",
+    "verdicts": r"@{}lp{.26\linewidth}*{3}{p{.18\linewidth}}@{}",
     "missing_values": r"@{}p{.11\linewidth}*{3}{p{.1\linewidth}}p{.11\linewidth}"
     r"p{.08\linewidth}p{.2\linewidth}@{}",
 }
@@ -520,13 +571,14 @@ def page(drawn: Drawn, numbers: Mapping[str, Named]) -> str:
     split = drawn.parameters("memory_split") if drawn.has("memory_split") else {}
     provenance = html.escape(split.get("provenance", "")).splitlines()
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    verdict = dict.fromkeys(judged.CLAIMS, "")
-    verdict |= {c.key: spoken(c) for c in reversed(drawn.claims)}  # of the first rung
+    first = {c.key: spoken(c) for c in reversed(drawn.claims)}  # of the first pair
+    of_pairs = {k: spoken_of_pairs(c for c in drawn.claims if c.key == k) for k in judged.CLAIMS}
     more = {
         "told": numbers,
         "figure": partial(drawn.image, numbers=count(1)),
         "table": shown,
-        "verdict": verdict,
+        "verdict": dict.fromkeys(judged.CLAIMS, "") | first,
+        "verdicts": of_pairs,
     }
     return template.render(quoted, provenance=provenance, **more)
 

@@ -102,6 +102,7 @@ def values() -> tuple[Value, ...]:
     asked, assumed = ASKED, Assumptions()
     longest = min(model_spec(model).max_model_len for model in (tiny.llm, tiny.prm))
     means = {None: longest, "auto": "float32"}  # what both can read; what a CPU computes in
+    beams = asked.in_flight * asked.n
 
     def both(name: str) -> str:
         """One value where both scales take the same."""
@@ -111,7 +112,8 @@ def values() -> tuple[Value, ...]:
 
     return (
         Value("problems in flight", "a minimum batch, no number",
-              both("min_problem_batch"), "demand over room alike on both scales",
+              both("min_problem_batch"),
+              f"their beams are {beams / asked.max_num_seqs:g} times max_num_seqs on both scales",
               asks("in_flight", 12, 24, 96)),
         Value("GPU", "not named", "this machine (tiny), an A100's 40 GiB (thesis scale)",
               "0.08 to 0.5 is feasible in 40 to 48 GiB",
@@ -388,11 +390,11 @@ def verdict(tried: pd.DataFrame) -> tuple[str, str]:
             if (loss := row[f"loss_{end}"]) <= NEAR
         }
         none = [end for end, loss in few.items() if f"{loss:.2%}" == "0.00%"]
-        said = [f"only {loss:.2%} is lost at {end}" for end, loss in few.items() if end not in none]
+        said = [f"only {100 * few[end]:.2f} % is lost at {end}" for end in few if end not in none]
         said += [f"nothing is lost at {' or '.join(none)}"] if none else []
         if row["loss_mid"] > NEAR:
-            said.append(f"{row['loss_mid']:.0%} is lost at 0.3")
-        told += [f"with {row['setting']} {' and '.join(said)}"] if said else []
+            said.append(f"{100 * row['loss_mid']:.0f} % is lost at 0.3")
+        told += [f"with {row['setting']}: {' and '.join(said)}"] if said else []
     lacks = [f"{row.setting}: {row.lacks}" for row in tried[tried["best"].isna()].itertuples()]
     if fits.empty:
         return UNTRIED, "; ".join(lacks)

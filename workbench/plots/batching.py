@@ -40,7 +40,7 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
 
     rows: model, kind (continuous | continuous, no prefix cache | static, padded), max_num_seqs,
     max_num_batched_tokens, tokens_per_s, steps_per_s with _low and _high, error: why a cell has no
-    rates. A panel of a rung (rows with a column rung) says in the title what the heat map shows.
+    rates. A panel of a pair (rows with a column rung) says in the title what the heat map shows.
     """
     model, in_panel = str(rows["model"].iloc[0]), "rung" in rows
     head = _LINES_HEAD - (0.06 if in_panel else 0)  # a panel's legend has one line more

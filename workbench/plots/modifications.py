@@ -12,11 +12,11 @@ from plotly.subplots import make_subplots
 from workbench.plots import theme
 from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, say, series
 
-BESIDE = "static_requests"  # the rung that is compared with the last
-QUEUED = "continuous_problems"  # the rung that is compared over a longer queue of problems
+BESIDE = "static_requests"  # the step that is compared with the last
+QUEUED = "continuous_problems"  # the step that is compared over a longer queue of problems
 GAIN = "gain"
 PANELS = {  # metric: (axis title, colour); the gain has no bars
-    GAIN: ("gain over the<br>rung before, times", theme.VERMILION),
+    GAIN: ("gain over the<br>step before, times", theme.VERMILION),
     "problems_per_min": ("problems<br>/min", theme.GREEN),
     "tokens_per_s": ("generated<br>tokens/s", theme.BLACK),
     "accuracy": ("accuracy", theme.ORANGE),
@@ -39,10 +39,10 @@ _LADDER_CAPTION = (
 
 
 def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
-    """Gain, problems/min, tokens/s and accuracy of every rung; accuracy over the depth limit below.
+    """Gain, problems/min, tokens/s and accuracy of every step; accuracy over the depth limit below.
 
     rows: setting, label, metric (those of PANELS and of FINISHING), value, low, high, max_depth;
-    with a column rung the gains of every rung, and of the first all else.
+    with a column rung the gains of every pair of models, and of the first all else.
     """
     gains = rows[rows["metric"] == GAIN]
     if "rung" in rows:
@@ -82,7 +82,7 @@ def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
 
 
 def _gains(fig: go.Figure, rows: pd.DataFrame) -> None:
-    """Paired factors of the settings on a logarithmic axis; the first rung's with their numbers."""
+    """Paired factors of the settings on a logarithmic axis; the first pair's with their numbers."""
     several = rows.get("rung", pd.Series("", rows.index))
     for number, (rung, own) in enumerate(rows.groupby(several, sort=False)):
         colour = (PANELS[GAIN][1], theme.BLUE, theme.PURPLE)[number % 3]

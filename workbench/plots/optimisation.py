@@ -21,14 +21,14 @@ POLICIES = {
     "phase_aware": Style("phase-aware", theme.PURPLE, "dashdot"),
     "marginal_value": Style("marginal value", theme.GREEN, "dash"),
 }
-EVERYTHING = Style("marginal value, all that gain", theme.VERMILION, "longdash")
+EVERYTHING = Style("marginal value, all techniques", theme.VERMILION, "longdash")
 TECHNIQUES = {
     "none": Style("none", theme.BLACK),
     "partial_blocks": Style("partial blocks", theme.SKY, "dash", "square"),
     "forget_pruned": Style("pruned forgotten", theme.GREY, "dash", "triangle-down"),
     "adaptive": Style("adaptive batching", theme.PURPLE, "dot", "cross"),
     "prefix_order": Style("prefix-aware order", theme.ORANGE, "dot", "diamond"),
-    "all": Style("all that gain", theme.VERMILION, "solid", "hexagon"),
+    "all": Style("all techniques", theme.VERMILION, "solid", "hexagon"),
 }
 SHARE_AXIS = "LLM share of KV"
 MIB = 2**20
@@ -38,12 +38,13 @@ _ROWS = ((1.0, 0.75), (0.58, 0.37), (0.2, 0.0))
 _CAPTION = (
     "Two models in one memory. Top: generated tokens per second over the LLM's share of the KV "
     "where the split is static, as horizontal lines under policies that need no share. KV memory "
-    "in multiples of W, the most that the search holds at once; crosses: shares that leave a model "
-    "less than one request. Middle: each technique alone, and those that gain together, at the "
-    "smallest budget: tokens that both models computed again because memory was short, which are "
-    "exact, and throughput, which is this machine's. Bottom: what each model holds (line), uses "
-    "(area) and should come to (thin) at its own steps of one search. Bars: 95 % intervals of the "
-    "ratio to marginal value's on the same problems."
+    "in multiples of W, the LLM's peak plus the PRM's with memory uncapped, which need not fall "
+    "together; crosses: shares that leave a model less than one request. Middle: each technique "
+    "alone, and all that are drawn together, at the smallest budget: tokens that both models "
+    "computed again because memory was short, which are exact, and throughput, in seconds of the "
+    "machine named. Bottom: what each model holds (line), uses (area) and should come to (thin) at "
+    "its own steps of one search. Bars: 95 % intervals of the ratio to marginal value's on the "
+    "same problems."
 )
 
 

@@ -1,7 +1,7 @@
-"""Figures of several rungs of the study: a panel for each, side by side, each with its own axes.
+"""Figures of several pairs of models: a panel for each, side by side, each with its own axes.
 
-A rung is a pair of models at its own size, measured or replayed. Counts compare between rungs,
-rates do not.
+Rows name a pair, at its own size, measured or replayed, in a column `rung`. Counts compare between
+pairs, rates do not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workbench.plots import theme
 from workbench.plots.theme import Frame, finish, say
 
 Draw = Callable[..., go.Figure]
-GROUND = "#F3EFE4"  # of what was replayed and not measured: rungs whose names begin so
+GROUND = "#F3EFE4"  # of what was replayed and not measured: pairs whose names begin so
 REPLAYED = "replayed"
 GAP, TICK_GAP = 0.1, 0.3  # between panels, of the width; between two ticks, of a panel's axis
 LINE_PX, RIGHT_PX = 18, 18
@@ -26,9 +26,9 @@ REFERENCES = ("anchor", "overlaying", "matches", "xref", "yref", "xaxis", "yaxis
 
 
 def by_rung(draw: Draw) -> Draw:
-    """The same figure for rows of several rungs, a column `rung`: their panels side by side.
+    """The same figure for rows of several pairs, a column `rung`: their panels side by side.
 
-    Rows of one rung, or of none, are drawn as they are. What was replayed has another ground.
+    Rows of one pair, or without it, are drawn as they are. What was replayed has another ground.
     """
 
     def drawn(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -47,7 +47,7 @@ def by_rung(draw: Draw) -> Draw:
 
 def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: str) -> go.Figure:
     """One figure. Axis titles and legends stand once; what a legend says of one panel alone, such
-    as where its peak is, stands there with the name of its rung.
+    as where its peak is, stands there with the name of its pair.
     """
     first, notes, named = figs[0].layout, 0, set[str]()
     width = (1 - GAP * (len(figs) - 1)) / len(figs)

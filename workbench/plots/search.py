@@ -79,7 +79,7 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, ratio, ratio_low, ratio_high, metric, value, low,
     high; metrics tokens_per_s, problems_per_min, llm_tokens_per_busy_s, prm_tokens_per_busy_s, and
     optionally one row peak_share, drawn as a band low .. high, and one same_work, the shares that
-    do equal work there. A panel of a rung (rows with a column rung) leaves the right axis out.
+    do equal work there. A panel of a pair (rows with a column rung) leaves the right axis out.
     """
     in_panel = "rung" in rows
     specs = [[{}], [{"secondary_y": not in_panel}], [{}]]
@@ -123,7 +123,7 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         first, last = rates["llm_share"].iloc[[0, -1]]
         same, text = of.get("same_work"), f"peak {value:.2f} (95 %: {low:.2f} to {high:.2f})"
         if low <= first and last <= high:
-            text = "no peak can be told"
+            text = "no peak is shown"
         elif same is not None and same["low"].iloc[0] < same["high"].iloc[0]:
             a, b = same[["low", "high"]].iloc[0]
             text = f"peak {a:.2f}-{b:.2f} (95 %: {low:.2f} to {high:.2f})"
