@@ -474,7 +474,7 @@ def chosen_in_words(folder: Path) -> str:
 
 def prm_need(folder: Path) -> pd.Series:
     """Of each pair the most blocks that its PRM uses at once at 0.3, over those it has at 0.50."""
-    low, high = (_rows_with_rung(folder / f"prm_blocks_0{share}.parquet") for share in (30, 50))
+    low, high = (rows_with_rung(folder / f"prm_blocks_0{share}.parquet") for share in (30, 50))
     need = low.groupby("rung", sort=False)["blocks_active"].max()
     return need / high.groupby("rung", sort=False)["blocks_total"].max()
 
