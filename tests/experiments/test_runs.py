@@ -282,6 +282,35 @@ def test_only_what_was_set_differently_is_listed_and_differences_are_paired(pair
     assert found.accuracy["level"].tolist() == ["all", "1", "2", "3", "4", "5"]
     row = found.accuracy.iloc[0]
     assert row["problems"] == 6 and row["a_low"] < row["a"] == row["b"] == 0.5 < row["a_high"]
+    measured, levels, settings = found.tables
+    assert settings.to_dict("records") == [{"setting": "llm_share", "A": "0.3", "B": "0.5"}]
+    shown = measured.set_index("metric").loc[["tokens_per_s", "llm_hit_rate", "accuracy"]]
+    assert shown.to_numpy().tolist() == [
+        ["1,000", "555.6", "-444.4", "not known"],
+        ["0.9", "0.9", "0", "exact"],
+        ["0.5", "0.5", "0", "0 to 0"],
+    ]
+    assert levels.iloc[0].tolist() == ["all", "6", *["0.500 (0.188 to 0.812)"] * 2]
+
+
+def test_problems_without_a_level_are_one(pair):
+    """An accuracy of problems whose level is not given, beside that of all; none is left out."""
+    for folder in pair:
+        edit(folder, "problems", lambda problems: problems.assign(level=None))
+    assert compare(*pair).tables[1]["level"].tolist() == ["all", "not given"]
+
+
+def test_replays_are_compared_without_what_they_have_not(pair):
+    """They answer nothing and sample no node, so neither accuracy nor sameness is told; nor is it
+    where one side alone was measured.
+    """
+    for folder in pair:
+        edit(folder, "problems", lambda problems: problems.drop(columns=["correct", "iterations"]))
+        (folder / "nodes.parquet").unlink()
+        found = compare(*pair)
+        measured, _ = found.tables
+        assert "accuracy" not in set(measured["metric"]) >= {"tokens", "tokens_per_s"}
+        assert not found.identical and found.findings[2].endswith("a replay samples none.")
 
 
 def test_the_machine_s_noise_is_in_the_interval_and_equal_work_is_no_difference(tmp_path, pair):
@@ -294,6 +323,8 @@ def test_the_machine_s_noise_is_in_the_interval_and_equal_work_is_no_difference(
     assert found.same_work and "same work" in found.findings[0] and "1.20" in found.findings[1]
     speed = found.differences.set_index("metric").loc["tokens_per_s"]
     assert tuple(speed[["a", "difference", "low", "high"]]) == pytest.approx((1000, 0, 0, 0))
+    shown = found.tables[0].set_index("metric").loc["tokens_per_s"]
+    assert shown.tolist() == ["1,000", "833.3", "0", "the same work"]
     slow = worked(store_fake(tmp_path, RunSpec(SEARCHED, 0.2, 0)), 8, 4.0)
     found = compare(pair[0], slow)
     speed = found.differences.set_index("metric").loc["tokens_per_s"]

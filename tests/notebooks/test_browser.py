@@ -109,7 +109,9 @@ def test_what_if_answers_while_its_slider_moves(open_notebook):
 
 
 def test_a_tree_is_clicked_and_a_figure_of_stored_runs_follows_its_slider(open_notebook):
-    """10: a click shows a node's text; another figure and share are drawn when chosen."""
+    """10: a click shows a node's text; another figure and share are drawn when chosen, and a
+    second pick with a table of what differs.
+    """
     book = open_notebook("10_explore")
     tree = book.output("node, or click one")
     text = tree.locator("pre").first
@@ -123,5 +125,7 @@ def test_a_tree_is_clicked_and_a_figure_of_stored_runs_follows_its_slider(open_n
     before = book.drawn(explorer)
     book.drag(explorer.locator(".widget-hbox", has_text="LLM share").first, 200)
     assert book.wait_for_change(explorer, before)
+    explorer.locator("select").nth(1).select_option(index=2)
+    assert book.wait(lambda: "llm_hit_rate" in explorer.inner_text())
     shot(book, "10_explorer")
     assert_sound(book)

@@ -1,6 +1,7 @@
 """The explorer: what can be picked of stored runs, figures of one and of two, and their words."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,8 @@ import pytest
 
 from tests.experiments import test_batching
 from tests.experiments.fakes import store_fake
+from tests.widgets.conftest import HOSTILE
+from workbench.cli import main
 from workbench.errors import ConfigError, RunStoreError
 from workbench.experiments.runs import load_runs
 from workbench.experiments.settings import RunSpec, sweep_config
@@ -92,6 +95,8 @@ def test_a_sweep_and_batching_cells_make_the_balance(found, tmp_path):
     pd.testing.assert_frame_equal(one.rows, other.rows)
     with pytest.raises(ConfigError, match="no figure 'balance'"):
         explorer.explore("balance", sweep)
+    words, tables = explorer.compared(cells, cells)
+    assert "cells of a batching study search nothing" in words and not tables
 
 
 def test_a_search_of_a_pick_is_the_one_nearest_to_a_share(found, tmp_path):
@@ -106,6 +111,41 @@ def test_a_search_of_a_pick_is_the_one_nearest_to_a_share(found, tmp_path):
     assert len(pick.all_runs) == 2
     problems, _ = explorer.searched(pick, 0.3)
     assert set(problems["run_id"]) == set(pick.runs["run_id"])
+
+
+def test_two_picks_are_compared_as_the_command_compares_them(found, capsys):
+    """Line by line: hits, tokens computed again, accuracy by level with its intervals."""
+    a, b = (found[name] for name in found if name.startswith(("split-0.200", "split-0.500")))
+    tables = explorer.explore("memory_split", a, b).tables
+    assert main(["runs", "compare", *(pick.all_runs["folder"].item() for pick in (a, b))]) == 0
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for table in tables:
+        for row in ([*table], *table.to_numpy()):
+            assert " ".join(row).split() in printed
+    measured, levels, settings = (set(table.iloc[:, 0]) for table in tables)
+    assert settings == {"llm_share"} and levels == {"all", "1", "2", "3", "4"}
+    assert {"tokens_per_s", "llm_hit_rate", "prm_recomputed_tokens"} <= measured
+
+
+def test_the_comparison_stands_below_the_words_and_is_made_once(tmp_path, monkeypatch):
+    """Escaped; another share of the same two is drawn without comparing them again."""
+    for prompt in (None, HOSTILE):
+        for share in (0.2, 0.3):
+            config = replace(CONFIGURATION, system_prompt=prompt)
+            store_fake(tmp_path, RunSpec(config, share, 0))
+    made = Mock(wraps=explorer.compare)
+    monkeypatch.setattr(explorer, "compare", made)
+    view = explorer.ExplorerView(tmp_path)
+    view.name.value = "prm_blocks"
+    view.second.value = list(view.picks)[1]
+    view._share_row.children[0].slider.value = 0.2
+    assert "A (share 0.20)" in view.figures[0].layout.meta["provenance"]
+    assert made.call_count == 1
+    assert "B minus A: +0 tokens/s." in view.words.text
+    assert f'<td>"{HOSTILE.replace("<", "&lt;").replace(">", "&gt;")}"</td>' in view.words.value
+    assert "<td>llm_hit_rate</td>" in view.words.value and "<img" not in view.words.value
+    view.second.value = "none"
+    assert "<table" not in view.words.value
 
 
 def test_the_widget_draws_what_is_picked_and_writes_the_command(runs_dir):

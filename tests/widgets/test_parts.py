@@ -133,7 +133,7 @@ def test_text_that_looks_like_html_is_shown_as_text(view):
 
     said, table = parts.HtmlText(), parts.HtmlText()
     said.say(HOSTILE, HOSTILE)
-    table.show_table(pd.DataFrame({HOSTILE: [HOSTILE]}))
+    table.say("", tables=[pd.DataFrame({HOSTILE: [HOSTILE]})])
     pressed = [parts.button("b", action).children for action in (lambda: HOSTILE, fail)]
     for push, _ in pressed:
         push.click()
@@ -153,7 +153,7 @@ def test_no_text_is_run_by_a_browser():
     said, failed, table = parts.HtmlText(), parts.HtmlText(), parts.HtmlText()
     said.say(HOSTILE, HOSTILE)
     failed.say_error(ConfigError(HOSTILE), HOSTILE)
-    table.show_table(pd.DataFrame({HOSTILE: [HOSTILE]}))
+    table.say("", tables=[pd.DataFrame({HOSTILE: [HOSTILE]})])
     fig = go.Figure(go.Bar(x=[HOSTILE], y=[1], name=HOSTILE, text=HOSTILE, hovertext=HOSTILE))
     fig.update_layout(title=HOSTILE, xaxis_title=HOSTILE, legend_title=HOSTILE, showlegend=True)
     fig.add_annotation(text=HOSTILE, hovertext=HOSTILE)

@@ -197,12 +197,15 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[Any]], *, texts: bool
     """A plain table; all but the first column are numbers, to the right, or texts that fold."""
     import pandas as pd
     from rich.table import Table
+    from rich.text import Text
+
+    from workbench.experiments.runs import number
 
     def cell(value: Any) -> str:
         if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
             return "-"
         if isinstance(value, float):
-            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+            return number(value)
         return str(value)
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
@@ -210,5 +213,5 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[Any]], *, texts: bool
     for heading in headings:
         drawn.add_column(heading, **later if drawn.columns else {"no_wrap": True})
     for row in rows:
-        drawn.add_row(*map(cell, row))
+        drawn.add_row(*(Text(cell(value)) for value in row))  # no markup: what runs say is text
     return drawn

@@ -385,20 +385,18 @@ def show(run: Run, runs: Runs = None) -> None:
 def compare(a: Run, b: Run, runs: Runs = None) -> None:
     """Print what differs between two runs.
 
-    Or between two folders of runs: b - a, with 95 % intervals; those of rates hold the machine's
-    noise. Counts are exact; accuracy is given for each level.
+    Or between two folders of runs: B minus A, with 95 % intervals; those of rates hold the
+    machine's noise. Counts are exact; accuracy is given for each level.
     """
     from workbench.experiments import runs as stored_runs
 
     console, store = terminal(), _store(runs)
     found = stored_runs.compare(find_run(a, store), find_run(b, store))
     for warning in found.warnings:
-        console.print(f"warning: {warning}", style="yellow")
-    accuracy = found.accuracy.rename(columns=lambda name: name.replace("_", " "))
-    for frame in (found.parameters, found.differences, accuracy):
-        if len(frame):
-            _print_frame(frame)
-            console.print()
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+    for frame in found.tables:
+        _print_frame(frame)
+        console.print()
     console.print("\n".join(found.findings), markup=False)
 
 

@@ -498,19 +498,26 @@ OF_MEMORY = ("llm_share", "total_memory", "seed", "repeat", "setting")
 """Settings that say how much room there is, or which run it is."""
 
 
+def number(value: float) -> str:
+    """A number as tables show it: four digits, or whole with commas from 1,000 on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """What `compare` found.
 
     parameters: every setting that differs; differences: b - a with intervals, those of rates with
     the machine's noise in them, exactly 0 where both did the same work; accuracy: by level, of both
-    sides; first_difference: the first node whose tokens or score differ, None where all are equal;
-    warnings: why the two may not be comparable.
+    sides; has_nodes: whether both sampled nodes, which a replay does not; first_difference: the
+    first whose tokens or score differ, None where all are equal; warnings: why the two may not be
+    comparable.
     """
 
     parameters: pd.DataFrame
     differences: pd.DataFrame
     accuracy: pd.DataFrame
+    has_nodes: bool
     first_difference: str | None
     same_work: bool
     noise: Noise
@@ -519,7 +526,7 @@ class Comparison:
     @property
     def identical(self) -> bool:
         """Whether every node of every pair has equal tokens and scores."""
-        return self.first_difference is None
+        return self.has_nodes and self.first_difference is None
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -529,12 +536,44 @@ class Comparison:
         if self.same_work:
             work = "Both sides did the same work; their rates differ by the machine's noise alone."
         tokens = "identical" if self.identical else f"different; first: {self.first_difference}"
+        if not self.has_nodes:
+            tokens = "not compared, a replay samples none"
         return work, noise[0].upper() + noise[1:], f"Tokens and scores: {tokens}."
+
+    @property
+    def tables(self) -> tuple[pd.DataFrame, ...]:
+        """What is shown of it, in texts: what was measured of both sides, the difference and its
+        interval; accuracy by level; settings that differ. Those without a row are left out.
+        """
+        measured = [
+            {"metric": row["metric"], "A": number(row["a"]), "B": number(row["b"])}
+            | {"B minus A": number(row["difference"]), "95 % interval": self._interval(row)}
+            for row in self.differences.to_dict("records")
+        ]
+        levels = []
+        for row in self.accuracy.to_dict("records"):
+            levels.append({"level": row["level"], "problems": str(row["problems"])})
+            for side in "ab":
+                found = "{:.3f} ({:.3f} to {:.3f})".format(
+                    *(row[f"{side}{end}"] for end in ("", "_low", "_high"))
+                )
+                levels[-1][f"accuracy of {side.upper()} (95 %)"] = found
+        settings = self.parameters.rename(columns={"name": "setting", "a": "A", "b": "B"})
+        frames = pd.DataFrame(measured), pd.DataFrame(levels), settings
+        return tuple(frame for frame in frames if len(frame))
+
+    def _interval(self, row: Mapping[Any, Any]) -> str:
+        """The interval of a row of differences, or why it has none."""
+        if row["metric"] in RATES and self.same_work:
+            return "the same work"
+        if row["metric"] not in RATES | MEANS:
+            return "exact"
+        ends = row["low"], row["high"]
+        return " to ".join(map(number, ends)) if all(map(math.isfinite, ends)) else "not known"
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<p><b>Warning:</b> {escape(text)}</p>" for text in self.warnings)
-        frames = (self.parameters, self.differences, self.accuracy)
-        tables = "".join(frame.to_html(index=False, na_rep="-") for frame in frames)
+        tables = "".join(frame.to_html(index=False) for frame in self.tables)
         return notes + tables + "".join(f"<p>{escape(text)}</p>" for text in self.findings)
 
 
@@ -570,7 +609,8 @@ def compare(a: Folders, b: Folders) -> Comparison:
         )
     both = pd.concat([left.assign(side="a"), right.assign(side="b")]).merge(problems[on])
     noise, same_work, rates = _rates(both, pd.concat(sides), keys)
-    left, right = (table(runs, "nodes").merge(problems[on]) for runs in sides)
+    left, right = (table(runs, "nodes") for runs in sides)
+    has_nodes = bool(len(left) and len(right))
     parameters = pd.DataFrame({side: _parameters(runs) for side, runs in zip("ab", sides)})
     parameters = parameters.fillna("-").rename_axis("name").sort_index().reset_index()
     rows = [*_means(problems), *rates, *_counts(*sides)]
@@ -578,7 +618,8 @@ def compare(a: Folders, b: Folders) -> Comparison:
         parameters=parameters[parameters["a"] != parameters["b"]].reset_index(drop=True),
         differences=pd.DataFrame(rows),
         accuracy=_accuracy(problems),
-        first_difference=_first_difference(left, right, on),
+        has_nodes=has_nodes,
+        first_difference=_first_difference(left, right, problems[on]) if has_nodes else None,
         same_work=same_work,
         noise=noise,
         warnings=tuple(_warnings(*sides)),
@@ -592,7 +633,8 @@ def _finished(runs: Folders, side: str) -> pd.DataFrame:
         found = found[~found["role"].isin((TIMED, COUNTED))]  # cells ask, they search nothing
     if found.empty:
         raise RunStoreError(
-            f"Side {side} holds no finished search; `workbench runs list` shows status."
+            f"Side {side} holds no finished search (cells of a batching study search nothing); "
+            "`workbench runs list` shows status."
         )
     return found.reset_index(drop=True)
 
@@ -610,7 +652,7 @@ def _parameters(runs: pd.DataFrame) -> pd.Series:
 def _means(problems: pd.DataFrame) -> Iterator[Row]:
     """Paired differences of what problems have, where it is known of both."""
     for metric, column in MEANS.items():
-        known = problems[["problem_id", f"{column}_a", f"{column}_b"]].dropna()
+        known = problems.reindex(columns=["problem_id", f"{column}_a", f"{column}_b"]).dropna()
         if len(known):
             a, b = (known[f"{column}_{side}"].astype(float) for side in "ab")
             found = bootstrap_mean(b - a, list(known["problem_id"]))
@@ -682,7 +724,8 @@ def _counts(*sides: pd.DataFrame) -> Iterator[Row]:
 
 def _accuracy(problems: pd.DataFrame) -> pd.DataFrame:
     """Accuracy of both sides over all levels and at each, with Wilson's intervals."""
-    known, rows = problems.dropna(subset=["correct_a", "correct_b"]), []
+    told = problems.reindex(columns=["problem_id", "level_a", "correct_a", "correct_b"])
+    known, rows = told.dropna(subset=["correct_a", "correct_b"]), []
     levels = known["level_a"].map("{:.0f}".format, na_action="ignore").fillna("not given")
     for level, own in (("all", known), *known.groupby(levels)) if len(known) else ():
         count = own["problem_id"].nunique()
@@ -694,8 +737,10 @@ def _accuracy(problems: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _first_difference(left: pd.DataFrame, right: pd.DataFrame, keys: list[str]) -> str | None:
-    """The first node that differs; a side that has no such node shows None."""
+def _first_difference(left: pd.DataFrame, right: pd.DataFrame, on: pd.DataFrame) -> str | None:
+    """The first node of these problems that differs; a side that has no such node shows None."""
+    keys = [str(name) for name in on]
+    left, right = left.merge(on), right.merge(on)
     both = left.merge(right, on=[*keys, "node_id"], how="outer", suffixes=("_a", "_b"))
     both = both.assign(depth=both["depth_a"].fillna(both["depth_b"]))
     for row in both.sort_values([*keys, "depth", "node_id"]).to_dict("records"):

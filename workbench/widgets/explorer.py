@@ -7,9 +7,9 @@ or hatched, with open markers, over the first. `picks`, `searched`, `explore` ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -224,23 +224,22 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
         lacking = [places[~places["llm_share"].isin(table["llm_share"])] for table in tables]
         tables = [pd.concat(pair, ignore_index=True) for pair in zip(tables, lacking)]
     figure = overlaid(*(draw(table, said) for table in tables))
-    return Drawing(figure, rows, f"A: {a.name}. B: {b.name}. {compared(a, b)}", {})
+    words, differences = compared(a, b)
+    return Drawing(figure, rows, f"A: {a.name}. B: {b.name}. {words}", {}, differences)
 
 
-def compared(a: Pick, b: Pick) -> str:
-    """Paired differences and whether both searched alike, in words; or why they do not compare."""
-    if a.is_batches or b.is_batches:
-        return "Cells ask the same requests; they are not paired problem by problem."
+@lru_cache(maxsize=1)  # of the pair whose share is moved and whose figures are looked through
+def compared(a: Pick, b: Pick) -> tuple[str, tuple[pd.DataFrame, ...]]:
+    """What `workbench runs compare` says of the two, in words and in its tables; or why they do not
+    compare, and no table.
+    """
     try:
-        found = compare(*([Path(each) for each in pick.all_runs["folder"]] for pick in (a, b)))
+        found = compare(*(list(pick.all_runs["folder"]) for pick in (a, b)))
     except RunStoreError as problem:
-        return str(problem)
-    rates = found.differences.set_index("metric").to_dict("index")["tokens_per_s"]
-    words = f"B minus A: {rates['difference']:+,.0f} tokens/s"
-    if not found.same_work:
-        known = f"95 %: {rates['low']:+,.0f} to {rates['high']:+,.0f}"
-        words += f" ({known if math.isfinite(rates['low']) else 'without an interval'})"
-    return " ".join([f"{words}.", *found.findings, *found.warnings])
+        return str(problem), ()
+    speed = found.differences.set_index("metric")["difference"]["tokens_per_s"]
+    words = f"B minus A: {speed:+,.0f} tokens/s."
+    return " ".join([words, *found.findings, *found.warnings]), found.tables
 
 
 def overlaid(a: go.Figure, b: go.Figure) -> go.Figure:
@@ -302,7 +301,7 @@ class ExplorerView(FigureView):
         self._share_row = ipywidgets.VBox()
         self._offer_shares()
         table = HtmlText(layout=ipywidgets.Layout(max_height="220px", overflow="auto"))
-        table.show_table(runs_table(runs))
+        table.say("", tables=[runs_table(runs).reset_index()])
         menus = {"A": self.first, "B, laid over A": self.second, "figure": self.name}
         rows = [table, *(labelled(*each) for each in menus.items()), self._share_row]
         parameters["runs_dir"] = str(runs_dir)

@@ -34,12 +34,15 @@ MOST_REPLACED = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawing:
-    """A figure, the rows it draws, what it shows in words, and the parameters its controls set."""
+    """A figure, the rows it draws, what it shows in words, the parameters its controls set, and
+    tables that stand below the words.
+    """
 
     figure: go.Figure
     rows: pd.DataFrame
     words: str
     parameters: Mapping[str, Any]
+    tables: Sequence[pd.DataFrame] = ()
 
 
 def is_live() -> bool:
@@ -62,20 +65,25 @@ class HtmlText(ipywidgets.HTML):
 
     text = ""
 
-    def say(self, text: str, lead: str = "", tag: str = "div") -> None:
-        """Show a text, its line breaks kept, after a bold lead. tag: `pre` for equal widths."""
+    def say(
+        self, text: str, lead: str = "", tag: str = "div", tables: Sequence[pd.DataFrame] = ()
+    ) -> None:
+        """Show a text, its line breaks kept, after a bold lead; below it tables, side by side where
+        there is room. tag: `pre` for equal widths.
+        """
         self.text = f"{lead} {text}".lstrip()
         style = "white-space:pre-wrap;word-break:normal;line-height:1.4;margin:0 1em 0 0"
         bold = f"<b>{escape(lead)}</b> " if lead else ""
-        self.value = f'<{tag} style="{style}">{bold}{escape(text)}</{tag}>'
+        how: dict[str, Any] = {"index": False, "float_format": "{:,.2f}".format, "escape": True}
+        drawn = "".join(rows.to_html(**how) for rows in tables)
+        look = "display:flex;flex-wrap:wrap;align-items:flex-start;gap:8px;"
+        look += "font-size:12px;line-height:1.4;text-align:right"
+        below = f'<div style="{look}">{drawn}</div>' if drawn else ""
+        self.value = f'<{tag} style="{style}">{bold}{escape(text)}</{tag}>{below}'
 
     def say_error(self, error: Exception, note: str = "") -> None:
         """Show an error's kind and sentence, and a note in brackets after it."""
         self.say(f"{error} ({note})" if note else str(error), f"{type(error).__name__}:")
-
-    def show_table(self, rows: pd.DataFrame) -> None:
-        """Show a table, its cells escaped."""
-        self.value = rows.to_html(float_format="{:,.2f}".format, escape=True)
 
 
 def as_markdown(text: str) -> str:
@@ -224,7 +232,7 @@ class FigureView:
         shown = self.figures or [None] * len(drawings)
         children: list[ipywidgets.Widget] = []
         for text, figure, drawing in zip(self._texts, shown, drawings, strict=True):
-            text.say(drawing.words)
+            text.say(drawing.words, tables=drawing.tables)
             if figure is None or not redraw(figure, drawing.figure):
                 self._replaced += [] if figure is None else [figure]
                 figure = go.FigureWidget(drawing.figure)
