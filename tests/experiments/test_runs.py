@@ -297,7 +297,7 @@ def test_problems_without_a_level_are_one(pair):
     """An accuracy of problems whose level is not given, beside that of all; none is left out."""
     for folder in pair:
         edit(folder, "problems", lambda problems: problems.assign(level=None))
-    assert compare(*pair).tables[1]["accuracy at level"].tolist() == ["all", "not given"]
+    assert compare(*pair).tables[1]["level"].tolist() == ["all", "not given"]
 
 
 def test_replays_are_compared_without_what_they_have_not(pair):

@@ -552,12 +552,12 @@ class Comparison:
         ]
         levels = []
         for row in self.accuracy.to_dict("records"):
-            levels.append({"accuracy at level": row["level"], "problems": str(row["problems"])})
+            levels.append({"level": row["level"], "problems": str(row["problems"])})
             for side in "ab":
                 found = "{:.3f} ({:.3f} to {:.3f})".format(
                     *(row[f"{side}{end}"] for end in ("", "_low", "_high"))
                 )
-                levels[-1][f"{side.upper()} (95 %)"] = found
+                levels[-1][f"accuracy of {side.upper()} (95 %)"] = found
         settings = self.parameters.rename(columns={"name": "setting", "a": "A", "b": "B"})
         frames = pd.DataFrame(measured), pd.DataFrame(levels), settings
         return tuple(frame for frame in frames if len(frame))

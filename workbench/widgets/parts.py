@@ -74,9 +74,10 @@ class HtmlText(ipywidgets.HTML):
         self.text = f"{lead} {text}".lstrip()
         style = "white-space:pre-wrap;word-break:normal;line-height:1.4;margin:0 1em 0 0"
         bold = f"<b>{escape(lead)}</b> " if lead else ""
-        how: dict[str, Any] = {"index": False, "justify": "left", "escape": True}
-        drawn = "".join(rows.to_html(float_format="{:,.2f}".format, **how) for rows in tables)
-        look = "display:flex;flex-wrap:wrap;align-items:flex-start;gap:8px 16px;font-size:12px"
+        how: dict[str, Any] = {"index": False, "float_format": "{:,.2f}".format, "escape": True}
+        drawn = "".join(rows.to_html(**how) for rows in tables)
+        look = "display:flex;flex-wrap:wrap;align-items:flex-start;gap:8px;"
+        look += "font-size:12px;line-height:1.4;text-align:right"
         below = f'<div style="{look}">{drawn}</div>' if drawn else ""
         self.value = f'<{tag} style="{style}">{bold}{escape(text)}</{tag}>{below}'
 
