@@ -85,16 +85,6 @@ def test_runs_are_listed_shown_and_compared(tmp_path, stored, capsys):
     assert "2 runs begin so" in capsys.readouterr().err
 
 
-def test_what_looks_like_markup_is_printed_as_it_is(tmp_path, capsys):
-    """A prompt with the tags of a chat template, which rich would take for its own."""
-    prompts = ("[INST] a [/INST]", "[bold]b")
-    specs = [RunSpec(replace(CONFIG, system_prompt=text), 0.3, 0) for text in prompts]
-    folders = [str(store_fake(tmp_path, spec)) for spec in specs]
-    assert main(["runs", "show", folders[0]]) == main(["runs", "compare", *folders]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count(prompts[0]) == 2 and prompts[1] in shown
-
-
 def test_runs_travel_by_export_and_import(tmp_path, stored, capsys):
     archive = str(tmp_path / "runs.tar.gz")
     assert main(["runs", "export", archive, "--runs", str(tmp_path)]) == 0
@@ -246,7 +236,7 @@ def test_advice_is_a_page_of_100_columns_or_json(monkeypatch, capsys):
     assert max(len(line) for line in shown.splitlines() if "embedded/" not in line) <= 100
     for text in (f"share {found.recommended:.3g}", "What to change first", "max_num_seqs 128",
                  "--gpu-memory-util", "--mem-fraction-st", found.notes[0][:20],
-                 "at 0.5     does not", "--port 8001 --gpu", "--port 30001 --mem",
+                 "at 0.5     does not fit", "--port 8001 --gpu", "--port 30001 --mem",
                  "add --max-total-"):  # fmt: skip
         assert text in shown
     assert main([*command, "--json"]) == 0
