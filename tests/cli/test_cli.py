@@ -85,6 +85,16 @@ def test_runs_are_listed_shown_and_compared(tmp_path, stored, capsys):
     assert "2 runs begin so" in capsys.readouterr().err
 
 
+def test_what_looks_like_markup_is_printed_as_it_is(tmp_path, capsys):
+    """A prompt with the tags of a chat template, which rich would take for its own."""
+    prompts = ("[INST] a [/INST]", "[bold]b")
+    specs = [RunSpec(replace(CONFIG, system_prompt=text), 0.3, 0) for text in prompts]
+    folders = [str(store_fake(tmp_path, spec)) for spec in specs]
+    assert main(["runs", "show", folders[0]]) == main(["runs", "compare", *folders]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(prompts[0]) == 2 and prompts[1] in shown
+
+
 def test_runs_travel_by_export_and_import(tmp_path, stored, capsys):
     archive = str(tmp_path / "runs.tar.gz")
     assert main(["runs", "export", archive, "--runs", str(tmp_path)]) == 0
