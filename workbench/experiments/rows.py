@@ -627,26 +627,18 @@ SHARES = (0.08, 0.3, 0.5)
 
 
 def pressure_rows(sweep: Any) -> pd.DataFrame:
-    """Working set (need) over capacity (room), a row a share and model: here, and at thesis scale.
+    """Working set (need) over capacity (room), in tokens, a row a share and model.
 
-    The working set is the peak of active blocks where a model has the most room. At thesis scale it
-    was not measured: the tokens of a problem there are chosen such that the PRM is as short at the
-    upper end as here, so its last ratios are equal by choice.
+    The working set is the peak of active blocks where a model has the most room.
     """
-    steps, block_size = sweep.table("steps"), int(sweep.runs["block_size"].iloc[0])
+    steps, config = sweep.table("steps"), sweep.config
     most = steps.groupby("engine")["blocks_total"].transform("max")
     need = steps[steps["blocks_total"] == most].groupby("engine")["blocks_active"].max()
     rows = pd.DataFrame(list(product(SHARES, ENGINES)), columns=["llm_share", "model"])
-    rows["need"] = rows["model"].map(need * block_size)
-    for name, config in (("room", sweep.config), ("thesis_room", settings.thesis_pair())):
-        fits = [feasibility(settings.RunSpec(config, share, 0)) for share in SHARES]
-        rows[name] = [at.blocks(model) * config.block_size for at in fits for model in ENGINES]
-    rows["ratio"] = rows["need"] / rows["room"]
-    last = rows[rows["model"] == "prm"].iloc[-1]
-    rows["thesis_need"] = rows["need"] * last["ratio"] * last["thesis_room"] / last["need"]
-    rows["thesis_ratio"] = rows["thesis_need"] / rows["thesis_room"]
-    columns = ["need", "room", "ratio", "thesis_need", "thesis_room", "thesis_ratio"]
-    return rows[["llm_share", "model", *columns]]
+    rows["need"] = rows["model"].map(need * config.block_size)
+    fits = [feasibility(settings.RunSpec(config, share, 0)) for share in SHARES]
+    rows["room"] = [at.blocks(model) * config.block_size for at in fits for model in ENGINES]
+    return rows.assign(ratio=rows["need"] / rows["room"])
 
 
 def on_rungs(view: Callable[[Any], pd.DataFrame], sweeps: Sequence[Tables]) -> pd.DataFrame:
