@@ -459,9 +459,9 @@ def rungs_in_words(split: pd.DataFrame) -> str:
     return f"The interval of the best share is {a:.2f} to {b:.2f} measured; {'; '.join(told)}."
 
 
-def chosen_in_words(folder: Path) -> str:
+def chosen_in_words(folder: Path | None = None) -> str:
     """How far the agreement of the pairs was chosen, and what other problems in flight lose.
-    folder: of the figures.
+    folder: of the figures, else the committed ones.
     """
     value = missing_values(stored(folder)[0]).set_index("value").loc["problems in flight"]
     lost = value["told"].partition("; plateau")[0]
