@@ -28,10 +28,10 @@ PEAKED = ("embedded", "a100-40")  # both ends lose; the 4090's PRM lacks room at
 
 @pytest.fixture(scope="module", autouse=True)
 def shallow():
-    """Searches of six rounds, three steps of each beam: a tenth of a second to two a replay."""
+    """Searches of four rounds, two steps of each beam, not sixteen: half a second a replay."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LEAST_ROUNDS", 6)
-        patch.setattr(module, "MOST_ROUNDS", 6)
+        patch.setattr(module, "LEAST_ROUNDS", 4)
+        patch.setattr(module, "MOST_ROUNDS", 4)
         yield
 
 
