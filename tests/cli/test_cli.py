@@ -200,9 +200,9 @@ def test_a_format_that_no_name_tells_is_taken_from_the_option(capsys):
     assert main(["run", "Compute 3+4-2.", *options, "--prm-format", "rlhflow"]) == 0
 
 
-def test_reports_a_sound_machine(capsys, monkeypatch):
+def test_reports_a_sound_machine(tmp_path, capsys, monkeypatch):
     """Here, where the tests run, everything needed is present."""
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")  # kernels count as compiled: models load
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # kernels count as compiled: models load
     assert main(["doctor"]) == 0
     page = capsys.readouterr().out
     topics = ("processor", "threads", "memory", "versions", "tiny-solver", "tiny-prm", "runs")
@@ -210,7 +210,7 @@ def test_reports_a_sound_machine(capsys, monkeypatch):
         assert topic in page
 
 
-def test_what_is_missing_is_named_with_its_remedy(monkeypatch, capsys):
+def test_what_is_missing_is_named_with_its_remedy(tmp_path, monkeypatch, capsys):
     """No browser is a remark; without the embedded models no run works: exit status 1."""
 
     def refuse(name: str):
@@ -218,7 +218,7 @@ def test_what_is_missing_is_named_with_its_remedy(monkeypatch, capsys):
 
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("workbench.models.loading.load_model", refuse)
     assert main(["doctor"]) == 1
     page = capsys.readouterr().out
