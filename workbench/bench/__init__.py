@@ -6,14 +6,18 @@ Here is which sources a record is of, and so which records the code has changed 
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from workbench.experiments.provenance import PACKAGE, code_digest, git, git_state, project_root
+from workbench.experiments.provenance import (
+    PACKAGE,
+    code_digest,
+    git_state,
+    project_root,
+    unpacked,
+)
 
 _ENGINE = ("core.py", "config.py", "host.py", "kernels", *(f"kvcache/{n}.py" for n in (
            "manager", "pool", "storage")), "models", "engine", "bench/record.py")  # fmt: skip
@@ -47,15 +51,9 @@ def digest(bench: str, commit: str | None = None) -> str | None:
     """Of the benchmark's sources as they are, or were at a commit; None without that commit."""
     if commit is None:
         return _digest(bench, PACKAGE)
-    with TemporaryDirectory() as folder:
-        archive = Path(folder, "package.tar")
-        texts = (f":(glob)workbench/**/*.{kind}" for kind in ("py", "json"))
-        git(PACKAGE.parent, "archive", f"--output={archive}", commit, *texts)
-        if not archive.is_file() or not archive.stat().st_size:
-            return None
-        with tarfile.open(archive) as opened:
-            opened.extractall(folder, filter="data")
-        return _digest(bench, Path(folder, PACKAGE.name))
+    texts = (f":(glob)workbench/**/*.{kind}" for kind in ("py", "json"))
+    with unpacked(PACKAGE.parent, commit, *texts) as folder:
+        return _digest(bench, folder / PACKAGE.name) if folder else None
 
 
 def _digest(bench: str, package: Path) -> str:

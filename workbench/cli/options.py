@@ -199,7 +199,7 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[Any]], *, texts: bool
     from rich.table import Table
     from rich.text import Text
 
-    from workbench.experiments.runs import number
+    from workbench.experiments.provenance import number
 
     def cell(value: Any) -> str:
         if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):

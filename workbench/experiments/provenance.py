@@ -13,9 +13,9 @@ import os
 import platform
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tokenize
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -67,12 +67,24 @@ def committed_figures(drawn: Path) -> Iterator[Path]:
     if apart or not git(home, "diff", "--name-only", "HEAD", "--", "*.parquet"):
         yield home
         return
-    with tempfile.TemporaryDirectory() as place:
-        packed = Path(place, "figures.zip")
-        git(home, "archive", f"--output={packed}", "HEAD", "--", "*.parquet", "*.json")
-        with zipfile.ZipFile(packed) as files:
-            files.extractall(place)
-        yield Path(place)
+    with unpacked(home, "HEAD", "*.parquet", "*.json") as copy:
+        yield copy or home
+
+
+@contextmanager
+def unpacked(where: Path, commit: str, *files: str) -> Iterator[Path | None]:
+    """A copy of what a folder held at a commit, while this lasts; None where git has none. files:
+    patterns, as git takes them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder, "files.tar")
+        git(where, "archive", f"--output={archive}", commit, *files)
+        if not archive.is_file() or not archive.stat().st_size:
+            yield None
+            return
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, filter="data")
+        yield Path(folder)
 
 
 def machine_facts() -> dict[str, Any]:
@@ -107,6 +119,11 @@ def counted(number: int, noun: str) -> str:
 
 
 @cache
+def number(value: float) -> str:
+    """A number as tables show it: four digits, or whole with commas from 1,000 on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
+
+
 def versions() -> dict[str, str]:
     """Version of Python, of the workbench and of every package that takes part in a measurement."""
     found = {"python": platform.python_version()}

@@ -63,17 +63,19 @@ class Drawn:
 
     def parameters(self, name: str) -> dict[str, Any]:
         """What a figure was made with."""
-        record = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
-        return dict(record["parameters"])
+        return dict(self._record(name)["parameters"])
 
     def origin(self, name: str) -> dict[str, Any]:
         """Every setting of a figure, those of a plan among them, its commit and its machine."""
-        record = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+        record = self._record(name)
         told = record["parameters"]
         for part in ("plan", "asked"):
             told |= told.pop(part, {})
         told |= {"commit": str(record["git"]["commit"])[:7], "machine": describe(record["machine"])}
         return {key: told[key] for key in told if key not in ("profile", "provenance")}
+
+    def _record(self, name: str) -> dict[str, Any]:
+        return dict(json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8")))
 
     def said(self, name: str, pattern: str) -> str:
         """What a pattern's group finds in the note below a figure. LookupError where nothing."""

@@ -35,7 +35,13 @@ import pandas as pd
 from workbench.config import SweepConfig, format_size
 from workbench.errors import OutOfMemory, RunStoreError, nearest
 from workbench.experiments.memory import ENGINES, Feasibility, feasibility
-from workbench.experiments.provenance import describe, machine_facts, this_code, versions
+from workbench.experiments.provenance import (
+    describe,
+    machine_facts,
+    number,
+    this_code,
+    versions,
+)
 from workbench.experiments.settings import (
     COUNTED,
     REPLAY,
@@ -496,11 +502,6 @@ COUNTS = {
 """Counts of each model: a column of `runs` over another, or the sum; times a number."""
 OF_MEMORY = ("llm_share", "total_memory", "seed", "repeat", "setting")
 """Settings that say how much room there is, or which run it is."""
-
-
-def number(value: float) -> str:
-    """A number as tables show it: four digits, or whole with commas from 1,000 on."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
 
 
 @dataclass(frozen=True, slots=True)
