@@ -61,21 +61,6 @@ def test_equal_beams_in_flight_are_asked_once(scores):
     assert scores.counts.scores_shared == 5
 
 
-def test_without_a_score_cache_everything_is_asked_again(prm):
-    """The baseline: all steps of every beam, duplicates too."""
-    scores = ProblemScores(prm, PROBLEM, None)
-    beams = [beam("a\n\n", "b\n\n"), beam("a\n\n", "b\n\n")]
-    for _ in range(2):
-        requests = scores.requests(beams)
-        assert [len(request.asked) for request in requests] == [2, 2]
-        answer(scores, requests)
-    assert scores.counts.scores_asked == 8
-    assert scores.counts.prm_requests == 4
-    cached = ProblemScores(prm, PROBLEM, ScoreCache())
-    answer(cached, cached.requests(beams))
-    assert cached.replies(beams) == scores.replies(beams)
-
-
 def test_white_space_takes_its_parents_score(scores):
     """0.5 at the root; no request; the next real step's input does not contain it."""
     blank = beam("\n\n")

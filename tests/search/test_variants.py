@@ -16,14 +16,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.search.conftest import tree
-from tests.search.test_strategies import drive, generated
+from tests.search.test_strategies import drive
 from workbench import config
 from workbench.core import node_seed
 from workbench.errors import ConfigError
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.search import run_search
-from workbench.search.strategies import Step
+from workbench.search.strategies import BeamSearch, BestOfN, Generate, Step
 from workbench.search.variants import (
     DORA,
     DVTS,
@@ -94,6 +94,10 @@ class Canned:
         keys = [(-self.score(beam.path), beam.path) for beam in outcome.beams]
         assert keys == sorted(keys)
         return [sorted(paths) for paths in sampled], sorted(beam.path for beam in outcome.beams)
+
+
+def generated(asked):
+    return [[beam.path for beam in r.beams] for r in asked if isinstance(r, Generate)]
 
 
 def line(path):
@@ -264,9 +268,11 @@ def test_dvts(seed, ends, levels, aggregation, n, max_depth, beam_width):
     assert found == ([sorted(paths) for paths in sampled if paths], sorted(voting))
 
 
-@on_trees(beam_width=st.integers(1, 4), lookahead=st.integers(1, 3))
-def test_lookahead(seed, ends, levels, aggregation, n, max_depth, beam_width, lookahead):
-    """Beams are judged by their first child's first child; what a survivor has is not sampled."""
+@on_trees(beam_width=st.integers(1, 4), lookahead=st.integers(0, 3))
+def test_beam_search_and_lookahead(
+    seed, ends, levels, aggregation, n, max_depth, beam_width, lookahead
+):
+    """Survivors in order, children in turn; ahead, the first child's first child is judged."""
     canned = Canned(seed, ends, levels, aggregation)
     sampled, voting, known, survivors = [], [], set(), [()]
 
@@ -291,7 +297,10 @@ def test_lookahead(seed, ends, levels, aggregation, n, max_depth, beam_width, lo
         if not survivors:
             break
     voting += [node for node, _ in judged]
-    found = canned.play(Lookahead(n, beam_width, max_depth, lookahead, aggregation))
+    strategy = Lookahead(n, beam_width, max_depth, max(1, lookahead), aggregation)
+    if lookahead == 0:
+        strategy = BeamSearch(n, beam_width, max_depth, aggregation=aggregation)
+    found = canned.play(strategy)
     assert found == (sampled, sorted(voting))
 
 
@@ -375,12 +384,13 @@ def test_no_token_depends_on_batches_or_problems_in_flight(name, fake_engine):
 @pytest.mark.parametrize(
     ("kind", "given", "said"),
     [
+        (BeamSearch, {"n": 0}, "BeamSearch.n is 0; allowed"),
+        (BestOfN, {"aggregation": "lst"}, "Did you mean 'last'"),
         (DVTS, {"n": 6}, r"DVTS.n is 6; allowed: multiples of beam_width \(4\)"),
         (REBASE, {"balance_temperature": 0}, "balance_temperature is 0; allowed: >= 1e-06"),
         (ETS, {"sharing_weight": -1}, "sharing_weight is -1"),
         (ParticleFilter, {"seed": 0.5}, "seed is 0.5; allowed: a whole number or None"),
         (SelfConsistency, {"examples": "Q: 1"}, "examples is 'Q: 1'; allowed: a list of texts"),
-        (DORA, {"aggregation": "lst"}, "Did you mean 'last'"),
     ],
 )
 def test_impossible_settings_are_refused(kind, given, said):
