@@ -150,7 +150,7 @@ def test_what_it_lacks_is_refused_by_name(theirs):
     """What needs our cache; a trace; random weights; more than the model's length."""
     with pytest.raises(ConfigError, match="capabilities of tiny-solver are: token_identity"):
         search(*theirs, forget_pruned=True)
-    with pytest.raises(ConfigError, match="adaptive.*tiny-solver"):
+    with pytest.raises(ConfigError, match=r"adaptive.*tiny-solver"):
         search(*theirs, problem_batching="adaptive")
     with pytest.raises(ConfigError, match="cannot trace; its capabilities: token_identity"):
         theirs[0].trace_as(None, "llm")

@@ -21,6 +21,10 @@ def drive(search, step_of, score_of):
         return end.value, asked
 
 
+def generated(asked):
+    return [[beam.path for beam in r.beams] for r in asked if isinstance(r, Generate)]
+
+
 def test_finish_at_limit_samples_the_last_step_to_the_end():
     """Search and Learn's way: no stop string in the last iteration, and more tokens."""
     search = BeamSearch(n=2, beam_width=1, max_depth=2, finish_at_limit=True, limit_tokens=99)

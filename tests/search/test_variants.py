@@ -16,14 +16,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.search.conftest import tree
-from tests.search.test_strategies import drive
+from tests.search.test_strategies import drive, generated
 from workbench import config
 from workbench.core import node_seed
 from workbench.errors import ConfigError
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.search import run_search
-from workbench.search.strategies import BeamSearch, BestOfN, Generate, Step
+from workbench.search.strategies import BeamSearch, BestOfN, Step
 from workbench.search.variants import (
     DORA,
     DVTS,
@@ -94,10 +94,6 @@ class Canned:
         keys = [(-self.score(beam.path), beam.path) for beam in outcome.beams]
         assert keys == sorted(keys)
         return [sorted(paths) for paths in sampled], sorted(beam.path for beam in outcome.beams)
-
-
-def generated(asked):
-    return [[beam.path for beam in r.beams] for r in asked if isinstance(r, Generate)]
 
 
 def line(path):
@@ -268,12 +264,10 @@ def test_dvts(seed, ends, levels, aggregation, n, max_depth, beam_width):
     assert found == ([sorted(paths) for paths in sampled if paths], sorted(voting))
 
 
-@on_trees(beam_width=st.integers(1, 4), lookahead=st.integers(0, 3))
-def test_beam_search_and_lookahead(
-    seed, ends, levels, aggregation, n, max_depth, beam_width, lookahead
-):
-    """Survivors in order, children in turn; ahead, the first child's first child is judged."""
-    canned = Canned(seed, ends, levels, aggregation)
+def judged_ahead(canned, n, beam_width, max_depth, lookahead):
+    """What is sampled and votes where beams are judged by their first child's first child; what
+    a survivor has is not sampled again.
+    """
     sampled, voting, known, survivors = [], [], set(), [()]
 
     def sample(paths):
@@ -296,12 +290,29 @@ def test_beam_search_and_lookahead(
         survivors = [node for node in nodes if node in dict(kept)]
         if not survivors:
             break
-    voting += [node for node, _ in judged]
-    strategy = Lookahead(n, beam_width, max_depth, max(1, lookahead), aggregation)
-    if lookahead == 0:
-        strategy = BeamSearch(n, beam_width, max_depth, aggregation=aggregation)
-    found = canned.play(strategy)
-    assert found == (sampled, sorted(voting))
+    return sampled, sorted(voting + [node for node, _ in judged])
+
+
+@on_trees(beam_width=st.integers(1, 4), lookahead=st.integers(1, 3))
+def test_lookahead(seed, ends, levels, aggregation, n, max_depth, beam_width, lookahead):
+    canned = Canned(seed, ends, levels, aggregation)
+    strategy = Lookahead(n, beam_width, max_depth, lookahead, aggregation)
+    assert canned.play(strategy) == judged_ahead(canned, n, beam_width, max_depth, lookahead)
+
+
+@on_trees(beam_width=st.integers(1, 4))
+def test_beam_search(seed, ends, levels, aggregation, n, max_depth, beam_width):
+    """Each beam is judged by itself: no step ahead."""
+    canned = Canned(seed, ends, levels, aggregation)
+    strategy = BeamSearch(n, beam_width, max_depth, aggregation=aggregation)
+    assert canned.play(strategy) == judged_ahead(canned, n, beam_width, max_depth, 0)
+
+
+@on_trees()
+def test_best_of_n(seed, ends, levels, aggregation, n, max_depth):
+    """n samples at once; all vote, whatever ended them."""
+    canned, nodes = Canned(seed, ends, levels, aggregation), [(k,) for k in range(n)]
+    assert canned.play(BestOfN(n, aggregation=aggregation)) == ([nodes], nodes)
 
 
 @on_trees(temperature=st.sampled_from([0.3, 1, 10]))
