@@ -6,6 +6,9 @@ Tests keep to one thread: more, beside another busy process, cost 4 to 5 times p
 import gc
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,9 +26,10 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _has_browser() -> bool:
-    named = os.environ.get("BROWSER_PATH")
-    return bool(named) or any(map(shutil.which, BROWSERS))
+def find_browser() -> str | None:
+    """A Chromium or Chrome; None where there is none."""
+    given = os.environ.get("BROWSER_PATH")
+    return given or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,13 +41,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
     needs = (
         ("gpu", _has_gpu, "no NVIDIA GPU on this machine"),
-        ("browser", _has_browser, "no Chromium on this machine (Debian: apt install chromium)"),
+        ("browser", find_browser, "no Chromium on this machine (Debian: apt install chromium)"),
     )
     for marker, present, reason in needs:
         marked = [item for item in items if marker in item.keywords]
         if marked and not present():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def printed(program: str, **variables: str) -> str:
+    """What a program prints in a process of its own, begun at the root of the tree."""
+    root, command = Path(__file__).parent.parent, [sys.executable, "-c", program]
+    variables = os.environ | variables
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
 
 
 def pytest_collection_finish() -> None:

@@ -3,10 +3,10 @@ kernels and engine, and the re-enactment; tests need pytest and numba.
 """
 
 import re
-import subprocess
-import sys
 
 import pytest
+
+from tests.conftest import printed
 
 ABSENT = (
     "anywidget", "duckdb", "fastapi", "gguf", "huggingface_hub.inference", "ipywidgets", "IPython",
@@ -50,13 +50,10 @@ print(reenact.mode_of({"llm": "dummy:tiny-solver", "profile": "quick"})["problem
 
 
 @pytest.mark.parametrize(
-    ("code", "printed"),
+    ("code", "expected"),
     [(RUN, r"one bfloat16"), (REENACT, r"[1-9]\d*")],
     ids=["engine and benchmarks", "re-enactment"],
 )
-def test_no_other_package_is_needed(code: str, printed: str) -> None:
+def test_no_other_package_is_needed(code: str, expected: str) -> None:
     """To sample, score and write a record; to load the recording and to foretell a share."""
-    told = REFUSE.format(absent=ABSENT) + code
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert re.fullmatch(printed, done.stdout.strip())
+    assert re.fullmatch(expected, printed(REFUSE.format(absent=ABSENT) + code))

@@ -1,14 +1,19 @@
 """What `import workbench` loads, and what it does not."""
 
-import subprocess
-import sys
-
 import pytest
 
 import workbench
+from tests.conftest import printed
 
 SLOW = {"torch", "numba", "numpy", "pandas", "pyarrow", "plotly", "rich", "transformers"}
-SLOW |= {"huggingface_hub"}
+SLOW |= {"huggingface_hub", "tokenizers", "safetensors", "ipywidgets", "IPython"}
+TORCH, TABLES = {"numpy", "torch", "tokenizers", "safetensors"}, {"numpy", "pandas", "pyarrow"}
+LISTING = TABLES | {"rich", "tokenizers"}
+REPLAY = """
+from workbench.replay.devices import PRESETS
+from workbench.replay.simulator import replay
+from workbench.search.recording import read_recording
+replay(read_recording("workbench/replay/data/tiny-16-n4.parquet"), PRESETS["h100"])"""
 
 
 def test_every_exported_name_exists() -> None:
@@ -24,17 +29,14 @@ def test_every_exported_name_exists() -> None:
     ("statement", "needed"),
     [
         ("from workbench import KVCacheManager", {"numpy"}),
-        ("from workbench import Engine, SamplingParams", {"numpy", "torch"}),
+        ("from workbench import Engine, SamplingParams", TORCH),
+        (REPLAY, TABLES),
+        ("import workbench.widgets.what_if_replay", TABLES | {"plotly", "tokenizers"}),
         ("from workbench.cli import main; main(['sweep', '--help'])", set()),
-        (
-            "from workbench.cli import main; main(['runs', 'list', '--runs', 'none'])",
-            {"numpy", "pandas", "pyarrow", "rich"},
-        ),
+        ("from workbench.cli import main; main('runs list --runs no'.split())", LISTING),
     ],
 )
 def test_no_more_is_loaded_than_what_is_needed(statement: str, needed: set[str]) -> None:
     """Bookkeeping starts without torch, an engine without tables, a help page without either."""
     code = f"{statement}\nimport sys; print('loaded', *{SLOW} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()[-1].split()[1:]) <= needed
+    assert set(printed(code).splitlines()[-1].split()[1:]) <= needed

@@ -37,10 +37,7 @@ def cgroups(tmp_path, monkeypatch):
     ("names", "root", "endless"), [(V1, "memory", 9223372036854771712), (V2, "", "max")]
 )
 def test_a_containers_limit_counts_beside_the_machines_memory(cgroups, names, root, endless):
-    """Its own, or that of a group around it; what it holds of files can be given back.
-
-    An engine's `memory=0.5` and what a record says of the machine are of the same limit.
-    """
+    """Its own, or that of a group around it; an engine's `memory` and a record take the same."""
     own, around = cgroups / root / "a" / "b", cgroups / root
 
     def limit_to(group, limit, used, pages):

@@ -5,9 +5,11 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from tests.bench.test_peers import environment
 from tests.serving.conftest import running
 from workbench.bench import beside, search
 from workbench.bench.beside import Measured, chosen_systems, compared, counters, rows_beside
@@ -107,18 +109,11 @@ def checkout(tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     """An environment whose interpreter has that vLLM."""
-    (tmp_path / "vllm.py").write_text(VLLM)
-    python = tmp_path / "vllm" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    return tmp_path
+    return environment(tmp_path, VLLM)
 
 
 def test_what_a_peers_own_searches_cost_is_counted(checkout, folder):
-    """Its tokens, at most what was asked for a step; its reward model's rows without padding; each
-    problem's distinct tokens; its version and what it ran with.
-    """
+    """At most the tokens asked for, no padding; distinct tokens, version and what it ran with."""
     model = str(find_model("tiny-solver"))
     settings = {"checkout": str(checkout), "packages": "", "model": model, "prm": model}
     settings |= {"threads": 1, "dtype": "float32", "config": {"n": 3, "max_tokens": 9}}
@@ -192,9 +187,7 @@ def test_repeats_are_paired_by_their_seed():
 
 
 def test_our_rounds_over_servers_are_measured(monkeypatch):
-    """Our own server in vLLM's place: rates, hits from the names of its metrics, and PRM tokens, of
-    a search a seed, each from emptied caches.
-    """
+    """Our own server in vLLM's place; each seed's search begins with emptied caches."""
     workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=3)
     with running(("tiny-solver",)) as service:
         started, emptied = list[Path](), list[str]()
@@ -217,35 +210,21 @@ def test_our_rounds_over_servers_are_measured(monkeypatch):
 
 def test_a_peer_searches_again_in_the_same_process(monkeypatch, tmp_path):
     """One start, a short search that is not counted, then one a seed."""
-    asked, started = list[dict](), list[dict]()
-
-    class Peer:
-        version = "v1"
-
-        def __init__(self, name, folder, settings):
-            started.append(settings)
-
-        def ask(self, request, doing):
-            asked.append(request)
-            counts = {"prm_computed": 1, "prm_distinct": 1, "peak_bytes": 0}
-            return dict.fromkeys(("wall_s", "llm_s", "prm_s", "tokens"), len(asked)) | counts
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(beside, "PeerProcess", Peer)
+    counts = dict.fromkeys(("llm_s", "prm_s", "tokens", "prm_computed", "prm_distinct"), 1)
+    peer = Mock(version="v1")
+    peer.ask.side_effect = [counts | {"wall_s": wall, "peak_bytes": 0} for wall in (1, 2, 3)]
+    started = Mock(return_value=peer)
+    monkeypatch.setattr(beside, "PeerProcess", started)
     (tmp_path / "src" / "sal").mkdir(parents=True)
     workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=2)
     measured = beside.by_search_and_learn(workload, tmp_path, str(tmp_path), (5, 6))
-    assert [settings["config"]["seed"] for settings in started] == [5]
-    assert [request.get("seed") for request in asked] == [None, 5, 6]
+    assert [made.args[2]["config"]["seed"] for made in started.call_args_list] == [5]
+    assert [asked.args[0].get("seed") for asked in peer.ask.call_args_list] == [None, 5, 6]
     assert [each.wall_s for each in measured] == [2, 3]
 
 
 def test_a_short_look_at_memory_sees_its_ends(monkeypatch):
-    """Guards that what is over before the first look between is told: what was held before it, and
-    what is held after it.
-    """
+    """Guards what was held before and is held after, where all is over before the first look."""
     monkeypatch.setattr(beside, "LOOK_S", 60.0)
     with beside.peak_memory() as none:
         pass
@@ -269,9 +248,7 @@ def test_repeats_are_of_peers(monkeypatch):
 
 
 def test_memory_at_its_peak_is_that_of_the_processes_asked_about(monkeypatch):
-    """Guards that what this process holds is not taken for a peer's, and that its own is counted
-    while it is held, not what it held before.
-    """
+    """Guards that nothing of ours is taken for a peer's, nor what was held before for ours."""
     monkeypatch.setattr(beside, "LOOK_S", 0.02)
     child = "held = b'1' * (200 << 20); print(); input()"
     held = b"1" * (300 << 20)

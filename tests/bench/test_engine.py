@@ -85,9 +85,7 @@ def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_p
 
 
 def test_paged_attention_stands_beside_what_torch_has_for_contiguous_keys(bench, monkeypatch):
-    """Guards the peer, a layout that somebody would choose and not our kernel with large blocks;
-    and that both read the same keys and values: as many heads, positions and layers.
-    """
+    """Guards the peer, a layout that is chosen elsewhere; both read as many keys and values."""
     seen, real = [], kernels.scaled_dot_product_attention
 
     def attention(query, key, value, **settings):
@@ -121,9 +119,7 @@ def test_the_rows_of_a_gpu_are_held_against_their_ceilings(bench):
 
 
 def test_a_ceiling_is_of_weights_and_contexts_or_of_operations(bench):
-    """A step reads every matrix once, keys and values of half grown contexts; `@products` is of the
-    same matrices.
-    """
+    """A step reads every matrix once, and keys and values of half grown contexts."""
     spec = bench.spec
     token = spec.kv_bytes_per_token(4)
     one, three = (batch / bench.ceiling(MACHINE, Work(batch, 8, 4)) for batch in (1, 3))
@@ -175,13 +171,3 @@ def test_rows_say_why_they_have_no_peer(bench, monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))  # of which family?
     with pytest.warns(UserWarning, match=r"no transformers: ValueError: .*model_type"):
         EngineBench("dummy:tiny-solver", SMALL, 1)
-
-
-def test_peers_compute_in_bfloat16_only_where_the_set_multiplies_it(monkeypatch):
-    """A host that does, held to a lesser set, does not."""
-    monkeypatch.setattr(engine, "cpu_features", lambda: ("avx2", "avx512_bf16"))
-    monkeypatch.delenv(engine.FORCED, raising=False)
-    assert engine.multiplies_bfloat16()
-    for forced in ("avx512", "avx2"):
-        monkeypatch.setenv(engine.FORCED, forced)
-        assert engine.multiplies_bfloat16() is (forced == "avx512")

@@ -21,10 +21,7 @@ def plan() -> g.GenerationPlan:
 
 @pytest.mark.parametrize("stride", [1, 7])
 def test_every_length_that_fits_has_seconds_and_the_tokens_that_it_computes(plan, stride) -> None:
-    """With a cache each token once; without, the sum of all lengths; the ratio is of the seconds.
-
-    What a model has no positions for is left out.
-    """
+    """With a cache each token once; without, the sum of all lengths; too long ones left out."""
     rows = g.cache_rows(g.plan_of("quick", **TINY | {"stride": stride}))
     assert set(rows["new_tokens"]) == {6, 20}
     for (prompt, new), own in rows.groupby(["prompt_tokens", "new_tokens"]):

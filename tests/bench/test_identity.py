@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from workbench.bench import identity
 from workbench.bench.identity import (
     REAL_ROOM,
     REAL_SETTINGS,
@@ -46,15 +45,6 @@ def test_six_problems_are_searched_alike_whatever_the_split_blocks_and_preemptio
     assert [f"identical@isa_{name}" in rows for name in others] == [True] * len(others)
     assert same[0].repeats == rows[f"base@{SETTINGS[0].name}"].value == len(tree) > 100
     assert rows[f"preemptions@{SETTINGS[2].name}"].value > 0
-
-
-@pytest.mark.parametrize("settings", [identity.SETTINGS, REAL_SETTINGS])
-def test_the_record_holds_partial_blocks_splits_and_preemptions(settings):
-    """Guards what the record's sentence in the README says was varied."""
-    assert len({setting.name for setting in settings}) == len(settings)
-    assert any(s.reuse_partial_blocks and s.share is not None for s in settings)
-    assert {s.reuse_partial_blocks for s in settings} == {True, False}
-    assert any(s.share is None for s in settings) and len({s.block_size for s in settings}) > 1
 
 
 def test_one_changed_token_score_or_lost_node_is_seen(tree):

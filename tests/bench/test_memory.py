@@ -96,9 +96,7 @@ def test_one_node_that_differs_in_any_run_fails(tmp_path):
 
 
 def test_a_re_split_is_timed_until_it_is_reached_and_without_zeroing(monkeypatch):
-    """Guards what the docstring says: blocks in use move, pages are zeroed on first use; not to be
-    reached fails.
-    """
+    """Guards that blocks in use move, pages are zeroed on first use; not to be reached fails."""
     row = resplit_row(6, num_pages=160)
     assert (row.name, row.repeats) == ("resplit_p95_ms", 6)
     assert 0 < row.spread[0] <= row.value <= row.spread[1]
@@ -118,16 +116,8 @@ def test_a_re_split_is_timed_until_it_is_reached_and_without_zeroing(monkeypatch
         full.resplit(0.7)
 
 
-def test_one_model_in_an_arena_is_set_against_a_pool_of_its_own(monkeypatch):
-    """Guards the pairing and the lower bound's row."""
-    monkeypatch.setattr(memory, "BLOCKS", 256)
-    ratio, low = overhead_rows(search.TINY, pairs=2, prompts=1)
-    assert (ratio.name, ratio.repeats) == ("arena_vs_dedicated", 2)
-    assert low.value == ratio.spread[0] <= ratio.ratio
-
-
-def test_both_sides_of_an_arena_s_overhead_do_all_their_work(monkeypatch):
-    """Also the one that takes more steps: one model lends the other what its own pool lacks."""
+def test_an_arena_is_set_against_pools_of_their_own_which_do_all_their_work_too(monkeypatch):
+    """Guards the pairing, the lower bound's row, and the side that takes more steps."""
     made = []
 
     def engine(*given, **settings):
@@ -136,7 +126,9 @@ def test_both_sides_of_an_arena_s_overhead_do_all_their_work(monkeypatch):
 
     monkeypatch.setattr(memory, "BLOCKS", 160)
     monkeypatch.setattr(memory, "Engine", engine)
-    list(overhead_rows(search.TINY, pairs=1, prompts=16))
+    ratio, low = overhead_rows(search.TINY, pairs=1, prompts=16)
+    assert (ratio.name, ratio.repeats) == ("arena_vs_dedicated", 1)
+    assert low.value == ratio.spread[0] <= ratio.ratio
     steps = [len(each.trace.steps) for each in made]
     assert steps[0] < steps[2], "the LLM's"
     assert not any(each.has_work for each in made)
@@ -176,9 +168,7 @@ def test_beams_share_the_blocks_of_their_path_and_nothing_else():
 
 
 def test_the_longest_beams_of_a_search_share_their_past():
-    """Guards that the beams are a real search's: all n, with all they grew from; an iteration that
-    lacks some, once they have ended, is not the longest.
-    """
+    """Guards that they are all n, with all they grew from, of the last iteration that has n."""
     workload = make_workload("tiny-solver", limit=2, n=8, beam_width=4, max_depth=6)
     rows = {row.name: row for row in beam_rows(workload, "16MiB", 0)}
     assert list(rows) == ["kv_beams_saving", "kv_beams_over_distinct"]

@@ -57,14 +57,20 @@ class LLM:
 '''
 
 
+def environment(folder, vllm):
+    """The folder, with an interpreter that has this text for its vLLM."""
+    (folder / "vllm.py").write_text(vllm)
+    python = folder / "vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return folder
+
+
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
     """Starts the real worker over a fake vLLM; ended after the test."""
-    (tmp_path / "vllm.py").write_text(FAKE)
-    python = tmp_path / "vllm" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    environment(tmp_path, FAKE)
     monkeypatch.setattr(peers, "SETTLE_SECONDS", 0)
     started = []
 
@@ -144,12 +150,16 @@ def test_llama_cpp_is_timed_on_formats_of_its_own_quantiser(tmp_path, monkeypatc
 
 
 def test_a_peer_has_the_variants_that_the_processor_multiplies(monkeypatch):
-    """Each of them a contender of its own, its type in what the rows call it."""
+    """Each is a contender of its own; a host held to a lesser set multiplies no bfloat16."""
     small = Work(1, 4, 2), Work(1, 8)
-    for features, names in (("avx2", [TRANSFORMERS]), ("avx512_bf16", ["", "-bfloat16"])):
+    for features, forced, names in (
+        ("avx2", "avx512", [TRANSFORMERS]),
+        ("avx512_bf16", "avx2", [TRANSFORMERS]),
+        ("avx512_bf16", "avx512", [TRANSFORMERS, f"{TRANSFORMERS}-bfloat16"]),
+    ):
         monkeypatch.setattr(engine, "cpu_features", lambda features=features: (features,))
+        monkeypatch.setenv(engine.FORCED, forced)
         found = EngineBench("tiny-solver", small, 1).labels
-        names = [f"{TRANSFORMERS}{name}" if name != TRANSFORMERS else name for name in names]
         assert [name for name in found if name != "products"] == names
     assert "(bfloat16, " in found[f"{TRANSFORMERS}-bfloat16"]
     assert "(float32, " in found[TRANSFORMERS] and "SDPA, not compiled)" in found[TRANSFORMERS]

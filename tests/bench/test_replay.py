@@ -74,9 +74,7 @@ def test_of_repeats_the_fastest_steps_are_taken() -> None:
 
 
 def test_errors_are_told_against_whole_repeats_first(monkeypatch) -> None:
-    """Guards the headline: the median over searches that ran, with their spread; the composite of
-    fastest steps, which flatters, stands after it.
-    """
+    """Guards the headline: the median over searches that ran comes before the flattering one."""
 
     def result(rate: float) -> SimpleNamespace:
         return SimpleNamespace(throughput=SimpleNamespace(tokens_per_s=rate), trace=step)

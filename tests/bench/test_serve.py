@@ -16,9 +16,7 @@ from workbench.errors import ConfigError
 
 
 def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
-    """A closed loop of two clients in two turns: every request is answered, percentiles are in
-    order, the sum of what clients waited for fits the wall time, and in process stands beside.
-    """
+    """Two clients in two turns: all is answered, and in process and peers stand beside."""
     monkeypatch.setattr(serve, "TOKENS", 8)
     monkeypatch.setattr(serve, "NEW", 32)
     broken = serve.Command("", [sys.executable, "-c", "raise SystemExit('no model')"], os.environ)
@@ -77,9 +75,7 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
 
 
 def test_turns_are_paired_and_put_together() -> None:
-    """Rates and ratios are medians of turns, with the least and the most; percentiles are of all
-    turns' requests, counts their sums. A peer's percentile is set against ours turn by turn.
-    """
+    """Rates and ratios are medians of turns, percentiles of all turns' requests, counts sums."""
 
     def turn(begin: float, seconds: float, *more: serve.Answer) -> list[serve.Answer]:
         times = [begin + seconds / 4, begin + seconds / 2]
@@ -139,9 +135,7 @@ def test_a_peer_that_answered_nothing_has_no_ratio() -> None:
 
 
 def test_arrivals_and_parts() -> None:
-    """Poisson arrivals against a server that is not there: all lost, in about the time they take;
-    an unknown part is refused.
-    """
+    """Poisson arrivals where no server is: all lost, in their time; unknown parts are refused."""
     place = serve.placed("http://127.0.0.1:9")
     answers = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
     assert [answer.status for answer in answers] == [0] * 20
@@ -151,9 +145,7 @@ def test_arrivals_and_parts() -> None:
 
 
 def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path) -> None:
-    """The command line of each: the interpreter once, then its server; a peer that is not installed
-    or reads no such file is left out with the reason.
-    """
+    """The command line of each; one that is not installed or reads no such file is left out."""
 
     def interpreter(name: str, folder: Path, threads: int) -> tuple[Path, dict[str, str]]:
         if name == "llama.cpp":

@@ -1,9 +1,13 @@
-"""A small random Llama, whose weights are drawn anew wherever it is loaded."""
+"""Small random models, whose weights are drawn anew wherever they are loaded."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from workbench.models.llama import LlamaModel
+from workbench.models.loading import load_model
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -17,9 +21,17 @@ CONFIG = {
 }
 
 
+def dummy(folder: Path, config: dict[str, Any] = CONFIG) -> str:
+    """The name, for load_model and Engine, of a model that is a config and random weights."""
+    (folder / "config.json").write_text(json.dumps(config))
+    return f"dummy:{folder}"
+
+
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Its name for load_model and Engine."""
-    folder: Path = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return f"dummy:{folder}"
+    return dummy(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def model(small_model: str) -> LlamaModel:
+    return load_model(small_model)

@@ -326,23 +326,3 @@ def test_a_fault_at_any_line_of_a_search_leaves_nothing_in_its_engines(pair) -> 
             break
     assert fault > 200
     assert searched(*pair).play().tree["token_ids"].tolist() == expected
-
-
-@pytest.mark.parametrize("another", [False, True])
-def test_what_two_interrupts_leave_the_next_search_sets_right(pair, another, monkeypatch) -> None:
-    """The second comes as the engines are set back; the same search goes on, or another begins."""
-    own, search, calls = recorders(pair), searched(*pair), count()
-    give = pair[0].trace_as
-
-    def trace_as(*given: object) -> object:
-        if next(calls):  # the first one takes the engine
-            raise KeyboardInterrupt
-        return give(*given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pair[0], "trace_as", trace_as)
-        with pytest.raises(KeyboardInterrupt):
-            search.round()
-    assert recorders(pair) != own
-    (searched(*pair) if another else search).round()
-    assert recorders(pair) == own

@@ -82,6 +82,14 @@ def first_difference(peer, prompt: list[int], answer: tuple[int, ...]) -> float 
     return None
 
 
+def check_greedy(peer, prompts, answers, most: int = 1) -> None:
+    """The answers are the peer's; so many, one in 2,048 tokens, may part from it at a near tie."""
+    gaps = [first_difference(peer, p, a) for p, a in zip(prompts, answers, strict=True)]
+    differing = [gap for gap in gaps if gap is not None]
+    assert all(gap < NEAR_TIE for gap in differing), f"first differences at gaps {differing}"
+    assert len(differing) <= most
+
+
 @pytest.mark.parametrize("models", ["tiny-solver", "random", "tiny-prm"], indirect=True)
 def test_greedy_tokens_equal_transformers(models):
     """The first cut's tokens are the peer's, and every other cut's are the first one's."""
@@ -95,7 +103,4 @@ def test_greedy_tokens_equal_transformers(models):
         engine.cache.check()
         assert answers[-1] == answers[0], cut
         assert (engine.trace.steps["preempted"].sum() > 0) == ("preempting" in cut), cut
-    gaps = [first_difference(peer, p, a) for p, a in zip(prompts, answers[0], strict=True)]
-    differing = [gap for gap in gaps if gap is not None]
-    assert all(gap < NEAR_TIE for gap in differing), f"first differences at gaps {differing}"
-    assert len(differing) <= 1  # one in 2,048 tokens
+    check_greedy(peer, prompts, answers[0])

@@ -103,8 +103,11 @@ def test_many_requests_are_in_flight_and_each_ends_once(pair):
 def test_what_it_lacks_is_refused_by_name(service, pair):
     """Before the server is asked, where that can be."""
     llm, prm = pair
-    for setting in ({"forget_pruned": True}, {"problem_batching": "adaptive"}):
-        with pytest.raises(ConfigError, match=f"{next(iter(setting))}.*{SOLVER}"):
+    for setting, said in (
+        ({"forget_pruned": True}, f"capabilities of {SOLVER} are: none. Give forget_pruned=False"),
+        ({"problem_batching": "adaptive"}, f"asks how much room a cache has; {SOLVER}"),
+    ):
+        with pytest.raises(ConfigError, match=said):
             search(llm, prm, **setting)
     with pytest.raises(PromptError, match="not in tiny-solver's vocabulary"):
         llm.add([10**6], GREEDY)

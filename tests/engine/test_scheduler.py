@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.engine.fake_executor import Rig, expected_logits, expected_tokens
-from workbench.core import SamplingParams, Sequence, StepResult
 from workbench.errors import OutOfMemory, PromptError
 
 
@@ -193,19 +192,3 @@ def test_plans_are_plain_data_that_later_steps_do_not_change() -> None:
     assert pickle.dumps(plan) == frozen
     assert plan.block_offsets.dtype == np.int64
     assert plan.query_start.dtype == plan.context_len.dtype == np.int32
-
-
-def test_sampling_columns_come_from_the_request() -> None:
-    rig = Rig()
-    params = SamplingParams(
-        temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, seed=2**64 + 5, logprobs=2, ignore_eos=True
-    )
-    sequence = Sequence(1, [1, 2, 3], 3, params)
-    rig.scheduler.add(sequence)
-    plan = rig.scheduler.schedule()
-    rows = plan.sampling
-    assert (rows.temperature[0], rows.top_k[0], rows.top_p[0], rows.min_p[0]) == (0.5, 7, 0.9, 0.1)
-    assert (rows.seeds[0], rows.logprobs[0], rows.positions[0], rows.rows[0]) == (5, 2, 3, 2)
-    assert rows.seeds.dtype == np.uint64
-    rig.scheduler.update(plan, StepResult(np.array([1]), ({1: -0.5},)))
-    assert sequence.logprobs == [{1: -0.5}]

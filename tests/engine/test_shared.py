@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
@@ -94,27 +93,6 @@ def test_a_search_in_an_arena_is_the_same_under_every_policy(place: str, policy:
     assert all(engine.cache.num_active == 0 for engine in engines)
 
 
-def test_resplitting_from_another_thread_changes_no_token() -> None:
-    """Shares drawn at random all through a search: live blocks move, and every token stays."""
-    arena, engines = shared(policy=StaticSplit(), kv_share=0.4)
-    done, outcomes, draw = threading.Event(), set(), random.Random(0)
-
-    def shake() -> None:
-        while not done.wait(0.002):
-            outcomes.add(arena.resplit(draw.uniform(0.2, 0.45)).outcome)
-
-    thread = threading.Thread(target=shake)
-    thread.start()
-    try:
-        found = tree(engines)
-    finally:
-        done.set()
-        thread.join()
-    arena.check()
-    assert found.equals(expected("cpu"))
-    assert "reached" in outcomes
-
-
 RESPLITS, EACH_STEP = 1000, 4
 
 
@@ -180,9 +158,7 @@ def test_an_engine_that_does_not_fit_its_arena_is_refused(
 
 
 def test_two_engines_of_one_name_are_refused_while_both_live() -> None:
-    """Guards one table of requests a cache; a name is free again once its engine is gone, and what
-    its requests held, too.
-    """
+    """A name is free again once its engine is gone, and what its requests held, too."""
     arena, engines = shared()
     with pytest.raises(ConfigError, match="already; give each its own name"):
         Engine(LLM, arena=arena, **LIMITS)

@@ -1,15 +1,12 @@
 """The schedulers that are compared with: static padded batches, and none of it kept in a cache."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.fake_executor import Rig, expected_logits, expected_tokens
-from workbench.core import SamplingParams
-from workbench.engine.engine import Engine
 from workbench.engine.static_batch import RecomputingScheduler, StaticScheduler
-from workbench.errors import ConfigError, OutOfMemory
+from workbench.errors import OutOfMemory
 
 
 class Padded(Rig):
@@ -67,13 +64,6 @@ def test_a_request_whose_padded_batch_cannot_fit_is_refused_with_the_numbers() -
         rig.add_score([1] * 28, (27,))
     rig.run()
     assert list(rig.finished) == [1]
-
-
-def test_prefix_caching_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="enable_prefix_caching"):
-        Engine("tiny-solver", batching="static")
-    with pytest.raises(ConfigError, match=r"'statik'.*Did you mean 'static'"):
-        Engine("tiny-solver", batching="statik")
 
 
 def test_a_failed_step_ends_its_batch_and_what_waits_goes_on() -> None:
@@ -179,25 +169,3 @@ def test_recomputing_changes_no_answer(requests, blocks, seqs, extra) -> None:
     """Few blocks preempt."""
     limits = {"max_num_seqs": seqs, "max_num_batched_tokens": seqs + extra}
     check_answers(Recomputing(blocks, max_model_len=20, **limits), requests)
-
-
-def test_a_real_model_samples_and_scores_the_same_in_static_and_continuous_batches() -> None:
-    """Prompts of many lengths, more than one batch of them, stops and seeds; bit for bit."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(3, 90, 14)
-    prompts = [rng.integers(5, 60, n).tolist() for n in lengths]
-    params = [SamplingParams(max_tokens=int(4 + n % 23), seed=n, stop=("1",)) for n in range(14)]
-    found = {}
-    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 96, "max_model_len": 512}
-    for batching in ("continuous", "static"):
-        kind = {"batching": batching, "enable_prefix_caching": False, "num_blocks": 400}
-        engine = Engine("tiny-solver", **kind, **limits)
-        sampled = [o.token_ids for o in engine.generate(prompts, params)]
-        numbers = [engine.add_score(p, (0, len(p) - 1), (7, 8, 9)) for p in prompts]
-        logits = {}
-        while engine.has_work:
-            logits |= {o.request_id: o.logits for o in engine.step()}
-        found[batching] = sampled, np.stack([logits[n] for n in numbers])
-        assert engine.cache.num_active == 0
-    assert found["static"][0] == found["continuous"][0]
-    assert np.array_equal(found["static"][1], found["continuous"][1])

@@ -138,9 +138,7 @@ def test_a_study_of_policies_measures_the_working_set_first(tmp_path):
 
 @pytest.mark.parametrize("policy", ["static", "marginal_value"])
 def test_a_sweep_with_a_policy_shares_one_memory_and_changes_no_token(sweep, tmp_path, policy):
-    """Guards `sweep --policy`: the KV memory is what both models' weights leave, the share as asked
-    for where the policy keeps one, and every node as with two caches.
-    """
+    """Guards `sweep --policy`: memory and share as asked for, every node as with two caches."""
     config = sweep_config("quick", **SMALL | {"shares": (0.3,), "policy": policy})
     shared = run_sweep(config, tmp_path, progress=False)
     (row,), beside = shared.runs.to_dict("records"), sweep.runs[sweep.runs["llm_share"] == 0.3]
@@ -279,9 +277,7 @@ def test_what_a_replay_tells_of_the_ablation_is_its_speed(folder) -> None:
 
 
 def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(folder) -> None:
-    """Guards the study of policies at the thesis's scale: W first, every policy, no forgetting;
-    techniques are about speed, and more memory is no slower.
-    """
+    """Guards W first, every policy, no forgetting; and that more memory is no slower."""
     config = replayed_config("quick", **FEW)
     plan = replayed_policies(config, PolicyPlan(9, 5, (2.0, 4.0), (0.3,)))
     study = run_policies_replayed(config, plan, folder, progress=False)

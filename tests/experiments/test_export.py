@@ -42,6 +42,7 @@ def no_browser(monkeypatch):
 
 @pytest.mark.browser
 def test_all_six_files_are_written_and_equal_for_equal_figures(tmp_path):
+    """The PDF is 150 mm wide, on one page, with embedded fonts and no title."""
     rows, measured = synthetic.split_rows(), {"git": {"commit": "c0ffee"}}
     measured |= {"versions": {"torch": "2.13"}, "machine": {"gpu": "H200"}}
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -51,6 +52,17 @@ def test_all_six_files_are_written_and_equal_for_equal_figures(tmp_path):
     for a, b in zip(*(sorted(p.iterdir()) for p in (tmp_path / "a", tmp_path / "b")), strict=True):
         assert a.read_bytes() == b.read_bytes(), a.name
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "a" / "memory_split.parquet"), rows)
+    pdf = (tmp_path / "a" / "memory_split.pdf").read_bytes()
+    width = float(re.search(rb"MediaBox ?\[0 0 ([\d.]+)", pdf)[1]) / 72 * 25.4
+    assert width == pytest.approx(150, abs=0.5)
+    assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page/") in (0, 1)
+    assert b"/FontFile" in pdf
+    svg = (tmp_path / "a" / "memory_split.svg").read_text()
+    assert "Throughput against the memory split" in svg
+    paper = print_version(drawn())
+    assert paper.layout.title.text is None
+    assert not [a for a in paper.layout.annotations if a.name == "provenance"]
+    assert paper.layout.template.layout.font.size == 12  # px, which is 9 pt
 
 
 @pytest.mark.browser
@@ -67,22 +79,6 @@ def test_an_equal_figure_keeps_its_images_and_another_is_drawn_anew(tmp_path, mo
     save_figure(drawn(), rows, "memory_split", tmp_path, PARAMETERS, width_mm=120)
     after = [file.read_bytes() for file in files]
     assert after[0] == before[0] and after[1] != before[1]
-
-
-@pytest.mark.browser
-def test_the_pdf_is_150_mm_wide_with_embedded_fonts_and_no_title(tmp_path):
-    save_figure(drawn(), synthetic.split_rows(), "memory_split", tmp_path, PARAMETERS)
-    pdf = (tmp_path / "memory_split.pdf").read_bytes()
-    width = float(re.search(rb"MediaBox ?\[0 0 ([\d.]+)", pdf)[1]) / 72 * 25.4
-    assert width == pytest.approx(150, abs=0.5)
-    assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page/") in (0, 1)
-    assert b"/FontFile" in pdf
-    svg = (tmp_path / "memory_split.svg").read_text()
-    assert "Throughput against the memory split" in svg
-    paper = print_version(drawn())
-    assert paper.layout.title.text is None
-    assert not [a for a in paper.layout.annotations if a.name == "provenance"]
-    assert paper.layout.template.layout.font.size == 12  # px, which is 9 pt
 
 
 def test_without_a_browser_page_rows_and_record_are_written_and_the_rest_is_said(

@@ -61,9 +61,7 @@ def test_swapping_takes_back_what_computing_again_cost_and_no_more() -> None:
 
 
 def test_a_conclusion_depends_on_a_value_where_a_setting_breaks_one_of_its_three_parts() -> None:
-    """0.3 on the plateau, and both ends below it; a pair that does not fit tells nothing, and a
-    loss next to 2 % is told to the hundredth.
-    """
+    """0.3 on the plateau and both ends below it; losses next to 2 % are told to the hundredth."""
     good = {"best": 0.3, "low": 0.08, "high": 0.5, "plateau_low": 0.2, "plateau_high": 0.4}
     good |= {"loss_low": 0.05, "loss_mid": 0.0, "loss_high": 0.3, "kind": "setting"}
     good |= {"feasible_low": 0.07, "feasible_high": 0.6, "lacks": ""}

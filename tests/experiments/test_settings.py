@@ -126,9 +126,7 @@ def test_a_plan_refuses_nonsense(kind, wrong, said):
 
 
 def test_problems_in_flight_are_the_same_in_every_profile_and_study_of_a_pair():
-    """Need and room keep their ratio: a smaller profile must not tell another story, and a headline
-    and the figure of the same technique show the same number.
-    """
+    """A smaller profile tells no other story, and a headline no other number than its figure."""
     for profile in PROFILES:
         config, tight = sweep_config(profile), plan_of(PolicyPlan, profile)
         flight = sweep_config("thesis" if profile == "thesis" else "full").min_problem_batch
@@ -144,9 +142,7 @@ def test_problems_in_flight_are_the_same_in_every_profile_and_study_of_a_pair():
 
 
 def test_strategies_with_each_number_of_beams_are_the_runs_of_a_plan_of_that_number_alone():
-    """Guards that runs which were computed apart are found: the same settings, so the same name and
-    fingerprint.
-    """
+    """Guards that runs which were computed apart are found: same settings, same fingerprint."""
     config, full = sweep_config("full"), plan_of(StrategyPlan, "full")
     alone = [
         run.fingerprint(IDENTITY)

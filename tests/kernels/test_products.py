@@ -111,10 +111,7 @@ def test_columns_are_the_weights(kernels: CpuKernels, kind: str | None) -> None:
 
 
 def test_parts_of_unlike_kinds_keep_their_own(kernels: CpuKernels) -> None:
-    """Where a file mixes formats in one fused product, each stays as small as it was.
-
-    The bits are those of all in float32; a gated pair of two kinds is held so.
-    """
+    """Each as small as it was, with equal bits; a gated pair of two kinds is held in float32."""
     blocks = [random_blocks(kind, 48, 256) for kind in ("Q4_K", "Q4_K", "Q6_K")]
     plain = torch.randn(20, 256, generator=torch.Generator().manual_seed(0))
     mixed = kernels.pack([*blocks, plain])

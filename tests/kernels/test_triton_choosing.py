@@ -41,6 +41,8 @@ def test_tokens_are_the_sampler_s(vocab: int, dtype: torch.dtype) -> None:
     assert [tokens.tolist(), finite.tolist()] == expected
     assert expected[1] == [1] * 8
     assert expected[0][::4] == logits[::4].argmax(axis=1).tolist()
+    alone = given(logits[1:2], temperature[1:2], noise[1:2], dtype)
+    assert int(rows.choose(*alone)[0, 0]) == expected[0][1], "a row's token is its own"
 
 
 def test_the_lowest_of_equal_logits_is_taken() -> None:
@@ -66,17 +68,3 @@ def test_rows_that_are_not_finite_are_said(bad: float, place: int) -> None:
     filters = torch.tensor([[0, 0.5, 0]] * 3, dtype=torch.float64, device=DEVICE)
     _, finite = rows.choose(leave_out(*asked[:2], filters), *asked[1:]).cpu().numpy()
     assert finite.tolist() == [1, 0, 1]
-
-
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
-def test_a_row_s_token_is_its_own(dtype: torch.dtype) -> None:
-    """The same alone and in a batch."""
-    random = np.random.default_rng(3)
-    logits = random.standard_normal((6, 5000)).astype(np.float32)
-    noise = random.random(6).tolist()
-    together = rows.choose(*given(logits, [0.9] * 6, noise, dtype)).cpu().numpy()[0].tolist()
-    alone = [
-        int(rows.choose(*given(logits[r : r + 1], [0.9], noise[r : r + 1], dtype))[0, 0])
-        for r in range(6)
-    ]
-    assert alone == together

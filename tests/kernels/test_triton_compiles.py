@@ -119,9 +119,7 @@ ptx(products.product, parts, [*sizes, small], element="fp32", stages=2, fusion=F
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_kernels_compile_for_a_gpu(capability: int, tmp_path: Path) -> None:
-    """With wide loads ahead of use and products by tensor cores; nothing is spilled, and at least
-    eight warps run at once on a multiprocessor, of a decode no fewer than of a prefill.
-    """
+    """Wide loads ahead of use, tensor cores, nothing spilled, eight warps at once or more."""
     if not USAGE.exists():
         pytest.skip(f"this triton brings no {USAGE.name} to read compiled kernels with")
     script = tmp_path / "compile.py"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,13 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
+from tests.engine.conftest import CONFIG, dummy
 from workbench import Engine, SamplingParams
 from workbench.errors import ConfigError
 from workbench.kernels.triton import INTERPRETED, TritonKernels
 from workbench.kernels.triton.attention import Tiles
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "vocab_size": 300,
-    "max_position_embeddings": 64,
-}
+LLAMA = CONFIG | {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 300}
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 300, "n_layer": 2, "n_head": 4}
 GPT2 |= {"n_embd": 64, "n_inner": 96, "n_positions": 64}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
@@ -38,9 +29,7 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled he
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder: Path = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return f"dummy:{folder}"
+    return dummy(tmp_path_factory.mktemp("model"), LLAMA)
 
 
 def interpret(
@@ -65,13 +54,12 @@ def engine(model: str, **settings: Any) -> Engine:
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
-@pytest.mark.parametrize("config", [CONFIG, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_an_engine_samples_the_same_tokens(
     config: dict[str, Any], batch_invariant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts in chunks, then decodes of a changing batch, recorded ones too; greedy and drawn."""
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    model = f"dummy:{tmp_path}"
+    model = dummy(tmp_path, config)
     params = [GREEDY, DRAWN, GREEDY]
     expected = [out.token_ids for out in engine(model).generate(PROMPTS, params)]
     interpret(monkeypatch)

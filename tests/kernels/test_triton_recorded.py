@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -57,46 +58,24 @@ def test_recorded_work_sees_what_its_arrays_hold_now() -> None:
 
 def test_a_graph_is_captured_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a stream of its own, waiting for no device, in its thread's mode; ended if it fails."""
-    log: list[str] = []
-
-    class Stream:
-        device = "cuda"
-
-        def __init__(self, _: object) -> None: ...
-
-        def wait_stream(self, other: str) -> None:
-            log.append(f"waits for {other}")
-
-    class Graph:
-        def capture_begin(self, pool: int, capture_error_mode: str) -> None:
-            log.append(f"begins in pool {pool}, {capture_error_mode}")
-
-        def capture_end(self) -> None:
-            log.append("ends")
-
-        def replay(self) -> None:
-            log.append("replays")
-
+    log, graph, stream = Mock(), Mock(), Mock()
+    log.attach_mock(graph, "graph")
+    log.attach_mock(stream, "stream")
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 7)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "the step's")
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     capture = GraphCapture(torch.device("cuda"))
-    begun = ["waits for the step's", "begins in pool 7, thread_local"]
-    capture(lambda: log.append("work"))()
-    assert log == [*begun, "work", "ends", "replays"]
-    log.clear()
-    with pytest.raises(ZeroDivisionError):
-        capture(lambda: 1 // 0)
-    assert log == [*begun, "ends"]
-
-    def broken(_: object) -> None:
-        raise RuntimeError("capture invalidated")
-
-    monkeypatch.setattr(Graph, "capture_end", broken)
+    begin = call.graph.capture_begin(pool=7, capture_error_mode="thread_local")
+    begun = [call.stream.wait_stream("the step's"), begin]
+    capture(log.work)()
+    assert log.mock_calls == [*begun, call.work(), call.graph.capture_end(), call.graph.replay()]
+    log.reset_mock()
+    graph.capture_end.side_effect = RuntimeError("capture invalidated")
     with pytest.raises(ZeroDivisionError):  # the cause, not what follows from it
         capture(lambda: 1 // 0)
+    assert log.mock_calls == [*begun, call.graph.capture_end()]
 
 
 def test_a_size_that_cannot_be_captured_is_launched_one_by_one() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
+from tests.conftest import printed
 from workbench import Engine
 from workbench.errors import ConfigError
 from workbench.kernels import load_kernels
@@ -85,9 +83,7 @@ def test_without_triton_a_gpu_takes_plain_torch() -> None:
         "    name = k.load_kernels(gpu, torch.float16, batch_invariant=False).name\n"
         "print(name, *[w.message for w in seen])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.strip()
+    said = printed(code)
     assert said.startswith("reference The Triton kernels need the package triton")
     assert "pip install 'workbench[gpu]'" in said
     assert said.endswith("Plain torch computes instead.")

@@ -230,9 +230,7 @@ def test_one_model_alone_has_pages_of_one_block_and_the_layout_of_its_own_cache(
 
 @pytest.mark.parametrize("models", GROUPS, ids=lambda models: "+".join(m.name for m in models))
 def test_no_two_cells_of_a_chosen_page_overlap(models: tuple[BlockShape, ...]) -> None:
-    """Each (block, layer) of a page is its own stretch of the page's stripes; little is wasted: of
-    the pairs of the reference, all three, the embedded pair, and one model alone.
-    """
+    """Each (block, layer) is its own stretch of the page's stripes, and little is wasted."""
     page, num_pages = choose_page(models), 3
     slab = num_pages * page.stripe
     for model in models:

@@ -95,9 +95,7 @@ def steps(
 
 
 def test_marginal_value_moves_pages_to_the_steeper_slope_until_the_other_is_at_its_floor() -> None:
-    """The more the gain outweighs the loss, the larger a step; none that is worth more where it is,
-    as a model may gain nothing from a page more and still lose much with a page less.
-    """
+    """The more the gain outweighs the loss, the larger a step; none that is worth more in place."""
     splits = steps(MarginalValue(), [(float(n), n * 2.0) for n in range(60)])
     assert splits[0] == (32, 32), "nothing was seen yet"
     assert splits[-1] == (4, 60)
@@ -161,9 +159,7 @@ def search_like(arena: KVArena, llm_set: int, prm_set: int, rounds: int, seed: i
 
 @pytest.mark.parametrize("sets", [(4, 9, 250), (45, 2, 500)])
 def test_marginal_value_comes_near_the_best_static_split(sets: tuple[int, int, int]) -> None:
-    """Without being told which model needs the memory, its way there included, and better than
-    the even split.
-    """
+    """Its way there included, and without being told which model needs the memory."""
     shares = (0.1, 0.3, 0.5, 0.7, 0.9)
     static = {s: search_like(arena_of(StaticSplit(), s), *sets) for s in shares}
     ours = search_like(arena_of(MarginalValue()), *sets)

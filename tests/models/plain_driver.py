@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 
@@ -11,7 +12,8 @@ from workbench.engine.executor import Executor
 from workbench.kvcache.storage import KVStorage
 from workbench.models.llama import LlamaModel
 
-Work = tuple[str, list[int], bool]  # sequence, its next tokens, whether to sample after them
+Work = tuple[str, list[int]]  # sequence, its next tokens
+NONE_SAMPLED = SamplingRows(**{each.name: np.zeros(0, np.int64) for each in fields(SamplingRows)})
 
 
 class Driver:
@@ -36,13 +38,9 @@ class Driver:
         self.lengths[child] = length
 
     def step(self, work: Sequence[Work], wanted: tuple[WantedLogits, ...] = ()) -> StepResult:
-        return self.executor.submit(self.plan(work, wanted)).result()
-
-    def plan(
-        self, work: Sequence[Work], wanted: tuple[WantedLogits, ...] = (), temperature: float = 0.0
-    ) -> StepPlan:
-        tokens, positions, starts, rows = [], [], [0], []
-        for name, new, sampled in work:
+        """The logits that are wanted of these tokens' rows; nothing is sampled."""
+        tokens, positions, starts = [], [], [0]
+        for name, new in work:
             begin = self.lengths.get(name, 0)
             tokens += new
             positions += range(begin, begin + len(new))
@@ -51,28 +49,18 @@ class Driver:
             table = self.tables.setdefault(name, [])
             while len(table) * self.storage.block_size < self.lengths[name]:
                 table.append(self.free.pop())
-            if sampled:
-                rows.append(len(tokens) - 1)
-        names = [name for name, _, _ in work]
+        names = [name for name, _ in work]
         offsets = np.zeros((len(names), max(len(self.tables[n]) for n in names)), np.int64)
         for row, name in enumerate(names):
             offsets[row, : len(self.tables[name])] = self.storage.offsets[self.tables[name]]
-        return StepPlan(
+        plan = StepPlan(
             step=0,
             tokens=np.array(tokens, np.int64),
             positions=np.array(positions, np.int64),
             query_start=np.array(starts, np.int32),
             context_len=np.array([self.lengths[name] for name in names], np.int32),
             block_offsets=offsets,
-            sampling=SamplingRows(
-                rows=np.array(rows, np.int64),
-                positions=np.array([positions[r] + 1 for r in rows], np.int64),
-                seeds=np.zeros(len(rows), np.uint64),
-                temperature=np.full(len(rows), temperature),
-                top_k=np.zeros(len(rows), np.int64),
-                top_p=np.ones(len(rows)),
-                min_p=np.zeros(len(rows)),
-                logprobs=np.full(len(rows), -1, np.int64),
-            ),
+            sampling=NONE_SAMPLED,
             wanted=wanted,
         )
+        return self.executor.submit(plan).result()

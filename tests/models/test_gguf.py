@@ -14,6 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 
+from tests.kernels.test_products import random_blocks
 from tests.models.gguf_making import (
     BIASES,
     CONFIG,
@@ -58,10 +59,7 @@ def refused(path: Path, message: str) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
 def test_tensors_are_those_the_file_was_made_of(kind: Kind, tmp_path: Path) -> None:
-    """Under Hugging Face's names, rows in its order, matrices with the values their kind holds.
-
-    Quantised ones are the file's mapped bytes, not copies, but for rows that change their order.
-    """
+    """Quantised ones are the file's mapped bytes, but for rows that change their order."""
     tensors = random_tensors()
     weights = open_weights(open_source(write_gguf(tmp_path / "model.gguf", tensors, kind)))
     for name, tensor in tensors.items():
@@ -76,18 +74,13 @@ def test_tensors_are_those_the_file_was_made_of(kind: Kind, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_any_bytes_of_a_quantised_kind_are_read_and_foreseen(kind: str, tmp_path: Path) -> None:
-    """With finite scales; the kernels hold more bytes where a scale is itself a product."""
-    form, rows = FORMATS[kind], 64
-    width = 512 // form.columns * form.size
-    drawn = np.random.default_rng(1).integers(0, 256, (rows, width), dtype=np.uint8)
-    for first in form.halves:
-        drawn.reshape(-1, form.size)[:, first + 1] &= 0xBF  # finite
-    path = write_gguf(tmp_path / "model.gguf", {}, Kind[kind], extra={"own": drawn})
-    given = values(open_weights(open_source(path)).take("own", (rows, 512)))
-    assert np.array_equal(given, quants.dequantize(drawn, Kind[kind]))
-    packed = pack_codes(Quantised(kind, drawn, (rows, 512)).codes())
-    assert GGUFFile(path).held_bytes(4) == packed.nbytes
+def test_blocks_of_every_quantised_kind_are_read_and_foreseen(kind: str, tmp_path: Path) -> None:
+    """The kernels hold more bytes where a scale is itself a product."""
+    drawn = random_blocks(kind, 64, 512)
+    path = write_gguf(tmp_path / "model.gguf", {}, Kind[kind], extra={"own": drawn.rows})
+    given = open_weights(open_source(path)).take("own", (64, 512))
+    assert np.array_equal(values(given), drawn.dequantise())
+    assert GGUFFile(path).held_bytes(4) == pack_codes(drawn.codes()).nbytes
 
 
 def test_the_reader_knows_the_kinds_that_can_be_computed_with() -> None:
@@ -110,7 +103,7 @@ def test_a_file_that_mixes_kinds_computes_what_it_would_in_float32(tmp_path: Pat
     drivers = [Driver(model) for model in models]
     for tokens in ([*range(40)], [7]):  # prefill, then decoding
         wanted = (WantedLogits(np.arange(len(tokens)), np.arange(VOCAB)),)
-        one, other = (d.step([("a", tokens, False)], wanted).wanted[0] for d in drivers)
+        one, other = (d.step([("a", tokens)], wanted).wanted[0] for d in drivers)
         assert np.array_equal(one, other)
 
 

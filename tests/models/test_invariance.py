@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
+from tests.engine.conftest import CONFIG, dummy
 from tests.models.plain_driver import Driver
 from workbench.core import WantedLogits
 from workbench.kernels.cpu import CpuKernels
@@ -30,12 +29,9 @@ SHAPES = {
 @pytest.fixture(scope="module", params=SHAPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
     """A layer or two of random weights."""
-    config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}
-    config |= dict(zip(NAMES, SHAPES[request.param]))
-    config = GPT2 if request.param == "gpt2" else config
-    folder = tmp_path_factory.mktemp(request.param)
-    (folder / "config.json").write_text(json.dumps(config))
-    return load_model(f"dummy:{folder}")
+    shape = dict(zip(NAMES, SHAPES[request.param]))
+    config = GPT2 if request.param == "gpt2" else CONFIG | shape | {"max_position_embeddings": 512}
+    return load_model(dummy(tmp_path_factory.mktemp(request.param), config))
 
 
 def wanted(rows: list[int]) -> tuple[WantedLogits, ...]:
@@ -45,17 +41,21 @@ def wanted(rows: list[int]) -> tuple[WantedLogits, ...]:
 def logits_in_chunks(driver: Driver, name: str, tokens: list[int], chunk: int) -> np.ndarray:
     """Logits of every position [len(tokens), vocab] when tokens come `chunk` at a time."""
     parts = [tokens[i : i + chunk] for i in range(0, len(tokens), chunk)]
-    steps = [driver.step([(name, p, False)], wanted(list(range(len(p))))) for p in parts]
+    steps = [driver.step([(name, p)], wanted(list(range(len(p))))) for p in parts]
     return np.concatenate([step.wanted[0] for step in steps])
 
 
-def test_logits_do_not_depend_on_chunks_or_block_size(model: LlamaModel) -> None:
-    """Every position's logits, for four block sizes and chunks down to one token."""
+def test_logits_do_not_depend_on_chunks_block_size_or_prefix_hits(model: LlamaModel) -> None:
+    """For four block sizes, chunks down to one token, and starts from another's blocks."""
     tokens = np.random.default_rng(0).integers(0, VOCAB, 150).tolist()
     expected = logits_in_chunks(Driver(model), "a", tokens, 150)
     for block_size, chunk in ((1, 150), (8, 64), (16, 1), (16, 17), (32, 33)):
-        got = logits_in_chunks(Driver(model, block_size), "a", tokens, chunk)
+        driver = Driver(model, block_size)
+        got = logits_in_chunks(driver, "a", tokens, chunk)
         assert np.array_equal(expected, got), (block_size, chunk)
+        driver.fork("a", "b", 96)
+        got = logits_in_chunks(driver, "b", tokens[96:], 5)
+        assert np.array_equal(expected[96:], got), (block_size, chunk)
 
 
 def test_logits_do_not_depend_on_the_rest_of_the_batch(model: LlamaModel) -> None:
@@ -66,22 +66,10 @@ def test_logits_do_not_depend_on_the_rest_of_the_batch(model: LlamaModel) -> Non
     for others, places in ((1, (0, 1)), (6, (3,)), (14, (14,)), (63, (0, 40))):
         for place in places:
             driver = Driver(model, tokens=16384)
-            work = [
-                (str(i), draw.integers(0, VOCAB, 1 + i % 9).tolist(), False) for i in range(others)
-            ]
-            work.insert(place, ("a", tokens, False))
-            row = sum(len(t) for _, t, _ in work[: place + 1]) - 1
+            work = [(str(i), draw.integers(0, VOCAB, 1 + i % 9).tolist()) for i in range(others)]
+            work.insert(place, ("a", tokens))
+            row = sum(len(t) for _, t in work[: place + 1]) - 1
             assert np.array_equal(expected, driver.step(work, wanted([row])).wanted[0][0])
-
-
-def test_logits_after_a_prefix_hit_are_those_of_a_full_prefill(model: LlamaModel) -> None:
-    """A sequence that starts from another's blocks continues as if it had computed them."""
-    draw = np.random.default_rng(2)
-    tokens = draw.integers(0, VOCAB, 64).tolist()
-    driver = Driver(model)
-    expected = logits_in_chunks(driver, "a", tokens, 64)
-    driver.fork("a", "b", 48)
-    assert np.array_equal(expected[48:], logits_in_chunks(driver, "b", tokens[48:], 5))
 
 
 def test_logits_do_not_depend_on_the_number_of_threads(model: LlamaModel) -> None:

@@ -48,20 +48,6 @@ def weights(product: Linear) -> torch.Tensor:
     return out
 
 
-def test_fused_weights_are_the_files_tensors(folder: Path, tensors: Tensors) -> None:
-    """Queries, keys, values side by side; gate and up so that their product is SwiGLU's."""
-    model = load_model(str(folder))
-    attention = [tensors[f"model.layers.1.self_attn.{p}_proj.weight"] for p in "qkv"]
-    assert torch.equal(weights(model.layers[1].qkv), torch.cat(attention))
-    gate, up = (tensors[f"model.layers.1.mlp.{p}_proj.weight"] for p in ("gate", "up"))
-    x, out = torch.randn(3, gate.shape[1]), torch.empty(3, len(gate))
-    model.layers[1].gate_up.gated(x, out)
-    expected = torch.nn.functional.silu(x @ gate.t()) * (x @ up.t())
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
-    assert torch.equal(weights(model.head), tensors["lm_head.weight"])
-    assert model.source == folder
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [

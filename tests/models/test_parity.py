@@ -64,7 +64,7 @@ def test_greedy_tokens_equal_transformers(shape: str, tmp_path: Path) -> None:
     tokens = np.random.default_rng(1).integers(0, 320, (16, 128))
     driver, parts = Driver(load_model(str(tmp_path))), []
     for start, end in pairwise((0, 100, 126, 127, 128)):
-        work = [(str(i), row[start:end].tolist(), False) for i, row in enumerate(tokens)]
+        work = [(str(i), row[start:end].tolist()) for i, row in enumerate(tokens)]
         wanted = WantedLogits(np.arange(16 * (end - start)), np.arange(320))
         parts.append(driver.step(work, (wanted,)).wanted[0].reshape(16, end - start, 320))
     ours = np.concatenate(parts, 1).argmax(-1)

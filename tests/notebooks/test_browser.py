@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebooks.lab import Notebook, find_browser, lab_server, with_parameters
+from tests.conftest import find_browser
+from tests.notebooks.lab import Notebook, lab_server, with_parameters
 from workbench.experiments.settings import sweep_config
 from workbench.experiments.study import run_sweep
 
@@ -27,9 +28,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def open_notebook(tmp_path_factory):
     """Opens a notebook with tiny parameters and runs it; one server and one browser for all."""
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("no Chromium or Chrome here; install one or set BROWSER_PATH")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     place = tmp_path_factory.mktemp("lab")
     folders = {"runs_dir": str(place / "runs"), "figures_folder": str(place / "figures")}
@@ -40,7 +38,7 @@ def open_notebook(tmp_path_factory):
         own = {key: value for key, value in given.items() if f"{key} = " in known}
         with_parameters(FOLDER / f"{name}.ipynb", own | fitting, place)
     with lab_server(place) as address, playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=browser)
+        chromium = driver.chromium.launch(executable_path=find_browser())
         context = chromium.new_context(viewport={"width": 1280, "height": 1000})
         yield lambda name: Notebook(context.new_page(), address, name, SECONDS)
         chromium.close()
@@ -109,9 +107,7 @@ def test_what_if_answers_while_its_slider_moves(open_notebook):
 
 
 def test_a_tree_is_clicked_and_a_figure_of_stored_runs_follows_its_slider(open_notebook):
-    """10: a click shows a node's text; another figure and share are drawn when chosen, and a
-    second pick with a table of what differs.
-    """
+    """A node's text, another figure and share, a second pick with a table of what differs."""
     book = open_notebook("10_explore")
     tree = book.output("node, or click one")
     text = tree.locator("pre").first

@@ -80,10 +80,7 @@ def test_split_figures_carry_the_share_below_and_kv_tokens_of_both_models_above(
 
 
 def test_lines_draw_values_and_intervals_in_their_models_look():
-    """A rate with its bounds, hits in per cent; models differ in dash and marker, not colour only.
-
-    The interval of the peak is a band, its numbers in the legend, where they cover no data.
-    """
+    """Models differ in dash and marker, not colour only; the interval of the peak is a band."""
     fig, rows = drawn("memory_split"), synthetic.split_rows().query("metric == 'tokens_per_s'")
     line = trace(fig, "generated tokens/s (left axis)")
     np.testing.assert_allclose(line.y, rows["value"])
@@ -217,9 +214,7 @@ def test_a_search_tree_shows_every_node_and_edge_once():
 
 
 def test_a_strategy_is_one_line_in_each_panel_from_few_beams_to_many():
-    """One entry of the legend each, told apart by more than colour; rows of panels by levels, on
-    the left tokens, on the right seconds, of the same accuracy.
-    """
+    """Told apart by more than colour; on the left tokens, on the right seconds, by levels."""
     fig, rows = drawn("search_strategies"), synthetic.strategy_rows()
     assert len(fig.data) == 3 * 2 * rows["strategy"].nunique()
     assert [[n for n, *_ in t.customdata] for t in fig.data] == [[4, 16]] * len(fig.data)

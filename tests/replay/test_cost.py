@@ -161,9 +161,7 @@ def test_nothing_is_fitted_to_nothing(measured) -> None:
 
 
 def test_known_terms_come_back_from_a_replayed_trace(measured) -> None:
-    """A trace made with known terms, of two runs, gives a device for other settings; replayed with
-    terms fitted to it, a measured run takes as long as it was measured to.
-    """
+    """Of two runs, for other settings; and a measured run takes as long as it was measured to."""
     terms = {"tiny-solver": {"step": 1e-3, "token": 1e-5}, "tiny-prm": {"roofline": 2.0}}
     made = Device("made", 1e11, 1e10, 2**30, "a test", terms | {"request": {"seconds": 1e-4}})
     roomy = {"num_blocks": 300}

@@ -35,9 +35,7 @@ def by_curve(row) -> list[int] | None:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_every_size_equals_the_manager(data) -> None:
-    """Prompts that share beginnings and end in tokens of their own, growing and leaving in any
-    order, computed wholly or not: all counts are equal at every size.
-    """
+    """Prompts that share beginnings, growing and leaving in any order, computed wholly or not."""
     draw, size = data.draw, data.draw(st.sampled_from([1, 2, 3]))
     cache = LoggedCache(draw(st.integers(8, 40)), size)
     running: dict[int, list[int]] = {}
@@ -95,9 +93,7 @@ def calls_of(measured, **changes):
 
 
 def test_a_real_search_is_near_the_manager_at_every_size(measured) -> None:
-    """Both models' calls of the recorded run, from their peak up: hit ratios within 0.001, other
-    counts within 1 % or a few blocks; chunks of prompts and equal blocks make the difference.
-    """
+    """From the peak up: hit ratios within 0.001, other counts within 1 % or a few blocks."""
     for calls in calls_of(measured):
         peak = int(miss_ratio(calls, [1])["peak_active"].iloc[0])
         sizes = [peak - 1, *np.linspace(peak, calls.num_contents, 9).astype(int).tolist()]

@@ -1,8 +1,5 @@
 """Replays against measured runs: the same tree and, settings being equal, the same events."""
 
-import pickle
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -15,7 +12,7 @@ from workbench.replay.cost import MeteredCost
 from workbench.replay.simulator import Costs, events, replay, settings_of
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.recording import read_recording, write_recording
+from workbench.search.recording import read_recording
 from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch, BestOfN
 from workbench.search.variants import Lookahead, ParticleFilter
@@ -102,25 +99,6 @@ def test_simulated_time_is_the_cost(measured) -> None:
     slower = replay(measured.answers, Costs(MeteredCost(0.001), MeteredCost(0.002), 0.5))
     outside = slower.throughput.wall_s - replayed.throughput.wall_s
     assert slower.trace.spans["duration_s"].sum() == pytest.approx(outside)
-
-
-def test_a_replay_needs_the_file_alone(measured, tmp_path) -> None:
-    """No torch, no numba, no tokenizer and no weights are loaded: a fresh process shows it."""
-    path = write_recording(measured.recording, tmp_path / "search.parquet")
-    code = (
-        "import sys, pickle\n"
-        "from workbench.replay.simulator import replay\n"
-        "from workbench.replay.devices import PRESETS\n"
-        "from workbench.search.recording import read_recording\n"
-        f"found = replay(read_recording({str(path)!r}), PRESETS['h100'])\n"
-        "heavy = ('torch', 'numba', 'tokenizers', 'safetensors')\n"
-        "loaded = [name for name in heavy if name in sys.modules]\n"
-        "sys.stdout.buffer.write(pickle.dumps((loaded, found.trace.steps)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    loaded, steps = pickle.loads(done.stdout)
-    assert not loaded
-    assert events(steps).equals(events(measured.trace.steps))
 
 
 def test_no_block_is_hashed_twice(measured, monkeypatch) -> None:

@@ -59,9 +59,7 @@ def test_a_measured_run_over_an_arena_replays_to_the_same_events(measured, polic
     ],
 )
 def test_what_if_is_what_would_be(measured, search, engine) -> None:
-    """Orders of requests, batches of problems, copied blocks, other limits and blocks: a replay
-    equals a measured run that has them.
-    """
+    """A replay equals a measured run that has those settings."""
     kept, blocks = measured.recording, {"num_blocks": 60} | engine
     limits = {"max_model_len": 512, **LIMITS, **blocks}
     result = run_search(

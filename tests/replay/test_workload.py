@@ -102,9 +102,7 @@ def test_assumptions_do_what_they_say() -> None:
 
 
 def test_every_recording_is_planned_and_described() -> None:
-    """What is there can be made again by name, the card names it, and all is small; problems, n and
-    beam width are the plan's; models told their shapes, so that any device can be asked.
-    """
+    """Made again by name, named by the card, small, as planned, with the models' shapes."""
     names = recording_names()
     assert len(names) >= 7
     card = (FOLDER / "README.md").read_text(encoding="utf-8")

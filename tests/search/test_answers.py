@@ -92,10 +92,7 @@ def test_aggregations(aggregation, expected):
     ("voting", "winner"), [("majority", "5"), ("weighted", "7"), ("naive", "9")]
 )
 def test_votings_differ_where_they_should(voting, winner):
-    """Most votes, largest sum, best single score; each from the same beams.
-
-    Ties go to the first seen, the better one, by which a group is named; empty answers never vote.
-    """
+    """Ties go to the first seen, by which a group is named; empty answers never vote."""
     answers = ["9", "7", "7", "5", "5", "5", ""]
     scores = [0.9, 0.7, 0.6, 0.2, 0.2, 0.2, 1.0]
     assert answers[vote(answers, scores, [0, 1, 1, 2, 2, 2, 3], voting)] == winner

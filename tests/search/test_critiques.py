@@ -108,26 +108,6 @@ def test_a_shared_score_cache_knows_the_seed(fake_engine, verifier) -> None:
     assert len(cache) > before
 
 
-def test_critiques_survive_the_file(fake_engine, verifier, tmp_path) -> None:
-    """Tokens, text, end and verdict of each, beside the tokens that surround them."""
-    prm, path = verifier(), tmp_path / "search.parquet"
-    result = search(fake_engine, prm, record=path)
-    recording = read_recording(path)
-    kept = [c for problem in recording.problems for c in problem.critiques]
-    assert sum(len(c.tokens) for c in kept) == result.problems["prm_tokens_sampled"].sum()
-    assert len(kept) == 2 * sum(
-        s.score is not None for p in recording.problems for s in p.solutions
-    )
-    assert all(prm.engine.tokenizer.decode(c.tokens) == c.text for c in kept)
-    assert all("wrong" in c.text if c.score < 0.5 else "fine" in c.text for c in kept)
-    assert (recording.settings.prm_ask, recording.settings.prm_lead) == (
-        tuple(prm.ask),
-        tuple(prm.lead),
-    )
-    write_recording(recording, tmp_path / "again.parquet")
-    assert read_recording(tmp_path / "again.parquet") == recording
-
-
 @pytest.mark.parametrize("strategy", [BEAMS, BestOfN(n=3, max_tokens=60)], ids=["beams", "samples"])
 def test_a_language_model_verifies_and_the_replay_is_the_run(strategy, tmp_path) -> None:
     """Rows, trace and recording hold the critiques; the replay has every event, also scarce."""
@@ -151,6 +131,7 @@ def test_a_language_model_verifies_and_the_replay_is_the_run(strategy, tmp_path)
     assert steps.loc[steps["engine"] == "prm", "decode_tokens"].sum() > 0.8 * sampled
     recording = read_recording(path)
     assert sum(len(c.tokens) for p in recording.problems for c in p.critiques) == sampled
+    assert read_recording(write_recording(recording, tmp_path / "again.parquet")) == recording
     costs = Costs(MeteredCost(0.001), MeteredCost(0.002))
     replayed = replay(recording, costs).trace
     assert events(replayed.steps).equals(events(steps))
@@ -161,18 +142,6 @@ def test_a_language_model_verifies_and_the_replay_is_the_run(strategy, tmp_path)
     order = ["problem_id", "path"]
     nodes = [t.nodes.drop(columns="run_id").sort_values(order) for t in (result.trace, other)]
     assert nodes[0].reset_index(drop=True).equals(nodes[1].reset_index(drop=True))
-    elsewhere = run_search(
-        load_problems("tiny", 2, levels=[1]),
-        llm=llm,
-        prm=PRM(
-            Engine("tiny-solver", num_blocks=400, max_model_len=768, max_num_seqs=3), "thinkprm"
-        ),
-        strategy=strategy,
-        max_step_tokens=40,
-        min_problem_batch=1,
-        **more,
-    )
-    assert tree(elsewhere) == tree(result)
     lost = [*recording.problems[0].critiques[1:]]
     object.__setattr__(recording.problems[0], "critiques", tuple(lost))
     with pytest.raises(RecordingError, match="no score"):

@@ -56,10 +56,7 @@ def test_votes_over_real_candidates(fake_engine, voting, answer):
 
 
 def test_the_tree_is_a_tree(result):
-    """Every parent is a row, one step above; only kept nodes have children; tokens add up.
-
-    Its columns are those of trace.nodes, with the reason and the text beside.
-    """
+    """Only kept nodes have children; tokens add up; its columns are trace.nodes' and two more."""
     assert list(result.trace.nodes.columns) == list(NodeRow._fields)
     assert list(result.tree.columns) == [*NodeRow._fields, "finish_reason", "text"]
     assert result.tree["score"].notna().all()

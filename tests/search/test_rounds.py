@@ -33,25 +33,14 @@ def search(fake_engine, problems):
     return run
 
 
-@pytest.mark.parametrize("batch", [1, 2, 50])
-def test_nothing_depends_on_batches_or_problems_in_flight(search, fake_engine, batch):
-    """Engines that answer in another order and size, and another number of problems at once."""
-    expected = tree(search()[0])
-    found = search(
-        llm=fake_engine(batch=batch), prm=fake_engine(batch=batch + 1), min_problem_batch=batch
-    )
-    assert tree(found[0]) == expected != tree(search(seed=4)[0])
-
-
 def test_scores_do_not_depend_on_the_score_cache(search, problems):
-    """With and without it: the same tree; without it, many times the PRM tokens.
-
-    With it nothing is computed twice but the position before a new step.
-    """
+    """Without it every step of every beam is asked; with it nothing is computed twice."""
     with_cache, without = search()[0], search(score_cache=False)[0]
     tokens = search(problems[4])[0].prm_tokens
     assert tokens["distinct"] <= tokens["computed"] <= 1.1 * tokens["distinct"]
     assert tree(with_cache) == tree(without)
+    assert without.problems["scores_asked"].sum() == without.tree["depth"].sum()
+    assert without.problems["prm_requests"].sum() == len(without.tree)
     assert without.prm_tokens["computed"] > 2 * with_cache.prm_tokens["computed"]
     assert without.prm_tokens["distinct"] == with_cache.prm_tokens["distinct"]
 
@@ -137,10 +126,7 @@ def test_no_answer_leaks_into_a_prompt_or_a_score(search, fake_engine):
     ids=["llm", "prm"],
 )
 def test_a_beam_at_a_models_limit_ends_unfinished(search, fake_engine, step, llm_room, prm_length):
-    """No request reaches max_model_len; the reason stands in the tree, the search goes on.
-
-    A step that the PRM has no room for takes its parent's score, visibly.
-    """
+    """The reason stands in the tree; a step without room takes its parent's score, visibly."""
     prompt = len(fake_engine().tokenizer.encode_chat([{"role": "user", "content": "How?"}]))
     llm = fake_engine(lambda text, seed: step, max_model_len=prompt + llm_room)
     result, _, prm = search(PROBLEM, llm=llm, prm=fake_engine(max_model_len=prm_length))

@@ -32,10 +32,7 @@ def given(fake_engine):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_two_searches_in_turn_are_each_as_if_alone(given, shared):
-    """Same nodes, and neither counts the other's seconds, in its result or in its trace.
-
-    They may share their engines, which have no request between rounds.
-    """
+    """Same nodes, and neither counts the other's seconds; they may share their engines."""
     problems = load_problems("tiny", limit=5)
     alone, engines = run_search(problems, **given()), given()
     first, second = (Search(problems, **(engines if shared else given())) for _ in range(2))
@@ -75,10 +72,7 @@ def test_a_search_s_trace_is_whole_and_its_engines_go_on_with_their_own(given, m
 
 
 def test_a_result_needs_all_rounds(given):
-    """Before the end, and after a stop, there is none; a further round does nothing.
-
-    Progress is told at any time, before the first round too.
-    """
+    """Before the end, and after a stop, there is none; progress is told at any time."""
 
     def stop(progress):
         if progress.round == 2:
@@ -98,29 +92,8 @@ def test_a_result_needs_all_rounds(given):
         search.result()
 
 
-def test_pairs_that_share_weights_search_alike():
-    """Two pairs with caches of their own over the same tensors, their rounds in turn."""
-    llm, prm = Engine("tiny-solver", **LIMITS), Engine("tiny-prm", **LIMITS)
-    others = [Engine(e.name, weights=e.weights, **LIMITS | {"num_blocks": 26}) for e in (llm, prm)]
-    assert others[0].executor.model is llm.executor.model
-    assert others[0].memory.weights == llm.memory.weights
-    problems = load_problems("tiny", 2, levels=[3])
-    first, second = (
-        Search(problems, llm=pair[0], prm=PRM(pair[1]), strategy=STRATEGY)
-        for pair in ((llm, prm), others)
-    )
-    while first.round() | second.round():
-        pass
-    assert tree(first.result()) == tree(second.result())
-    assert second.result().trace.steps["evicted"].sum() > 0
-    with pytest.raises(ConfigError, match=r"model='tiny-solver' and weights loaded with model='ti"):
-        Engine("tiny-solver", weights=prm.weights, **LIMITS)
-
-
 def test_engines_record_to_their_own_whichever_searches_interrupts_left_in_them(given, monkeypatch):
-    """Three searches go on in any order; a round may end without setting its engines back, and what
-    an engine records to of its own may change in between.
-    """
+    """A round may end without setting its engines back, and their own may change in between."""
     engines, dice, own = given(), random.Random(0), (None, "")
     llm, prm = engines["llm"], engines["prm"].engine
     searches = [Search(load_problems("tiny", limit=1), **engines) for _ in range(3)]

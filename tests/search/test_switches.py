@@ -7,7 +7,6 @@ import pytest
 from tests.search.conftest import tree
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
-from workbench.errors import ConfigError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 from workbench.search.prm import PRM
@@ -93,12 +92,6 @@ def test_dropped_beams_leave_the_caches_and_nothing_is_asked_for_again():
     assert all(2 * after < before for before, after in zip(left[False], left[True]))
 
 
-def test_engines_that_cannot_forget_are_refused_by_name(fake_engine):
-    """The error says what they can and what to do."""
-    with pytest.raises(ConfigError, match=r"forget_pruned.*token_identity.*forget_pruned=False"):
-        search(fake_engine(), fake_engine(), forget_pruned=True)
-
-
 # -- who is admitted --
 
 
@@ -110,12 +103,6 @@ def test_in_an_arena_the_room_is_the_part_of_the_split():
         arena = KVArena("4MiB", shapes, policy, share)
         rooms = [arena.cache(shape.name, 16).room for shape in shapes]
         assert rooms[0] / sum(rooms) == pytest.approx(share or 0.5, abs=0.05)
-
-
-def test_adaptive_batching_needs_engines_that_tell_their_room(fake_engine):
-    """It would be continuous batching under another name."""
-    with pytest.raises(ConfigError, match=r"'adaptive' asks how much room.*fake-rlhflow"):
-        search(fake_engine(), fake_engine(), 3, problem_batching="adaptive")
 
 
 # -- in which order --
@@ -150,11 +137,7 @@ def parents(tags, depth):
 
 
 def test_orders_differ_and_searches_do_not(ordered):
-    """Three orders of the same requests, one tree.
-
-    Refilled from two survivors, slot order asks one after the other again and again; by path one
-    and then the other, so that siblings side by side find their parent's blocks together.
-    """
+    """Three orders of the same requests; by path, not by slot, siblings come side by side."""
     found = {order: ordered(request_order=order) for order in ("slot", "path", "prefix")}
     trees = [tree(result) for result, *_ in found.values()]
     assert trees[0] == trees[1] == trees[2]

@@ -3,8 +3,6 @@
 import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,6 +10,7 @@ import openai
 import pytest
 
 from tests.serving.conftest import require_idle, running
+from tests.serving.test_refusals import ask
 from workbench import PRM, BeamSearch, Engine, Problem, SamplingParams, run_search
 from workbench.serving.protocol import Choice, CompletionRequest
 
@@ -31,19 +30,11 @@ def engine(service):
                   max_model_len=512)  # fmt: skip
 
 
-def post(service, path, body, headers=()):
-    request = urllib.request.Request(
-        service.url + path,
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json", **dict(headers)},
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
-
-
-def get(service, path):
-    with urllib.request.urlopen(service.url + path, timeout=30) as answer:
-        return answer.read().decode()
+def told(service, path, body=None):
+    """The JSON of an answer."""
+    status, text = ask(service, path, body)
+    assert status == 200, text
+    return json.loads(text)
 
 
 def test_a_seed_gives_the_engine_s_own_tokens(client, engine):
@@ -127,14 +118,14 @@ def test_models_tokens_and_states(service, client):
     assert "search/dvts" in names
     assert client.models.retrieve("search/beam").id == "search/beam"
     tokenizer = service.thread.engines[SOLVER].tokenizer
-    told = post(
-        service, "/tokenize", {"model": SOLVER, "messages": CHAT, "return_token_strs": True}
-    )
-    assert told["tokens"] == tokenizer.encode_chat(CHAT) and told["count"] == len(told["tokens"])
-    assert "".join(told["token_strs"]) == tokenizer.render_chat(CHAT)
-    assert json.loads(get(service, "/health")) == {"status": "ok"}
+    asked = {"model": SOLVER, "messages": CHAT, "return_token_strs": True}
+    found = told(service, "/tokenize", asked)
+    assert found["tokens"] == tokenizer.encode_chat(CHAT)
+    assert found["count"] == len(found["tokens"])
+    assert "".join(found["token_strs"]) == tokenizer.render_chat(CHAT)
+    assert told(service, "/health") == {"status": "ok"}
     client.completions.create(model=SOLVER, prompt=PROBLEM, max_tokens=3)
-    metrics = get(service, "/metrics")
+    metrics = ask(service, "/metrics", None)[1].decode()
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
                  "prefix_cache_queries_total", "prefix_cache_hits_total",
                  "time_to_first_token_seconds_count", "inter_token_latency_seconds_count",
@@ -151,7 +142,7 @@ def test_reward_models_answer_in_vllm_s_shapes(service):
     both = prm.next_input(first, "do 4+12=17, then 17")
     logits = prm.engine.score(both, [len(first) - 1, len(both) - 1], prm.columns).logits
     wanted = [*prm.scores(logits.tolist())]
-    found = post(service, "/pooling", {"model": "tiny-prm", "input": [*both]})
+    found = told(service, "/pooling", {"model": "tiny-prm", "input": [*both]})
     assert found["object"] == "list" and found["data"][0]["object"] == "pooling"
     rows = np.array(found["data"][0]["data"])
     assert rows.shape == (2, 2) and np.allclose(rows.sum(1), 1)
@@ -159,18 +150,16 @@ def test_reward_models_answer_in_vllm_s_shapes(service):
     labels = [*prm.columns]
     asked = {"model": "tiny-prm", "query": [*both[:9]], "label_token_ids": labels}
     items = [[*first[9:]], [*both[9:]]]
-    scored = post(service, "/generative_scoring", asked | {"items": items})
+    scored = told(service, "/generative_scoring", asked | {"items": items})
     scores = [each["score"] for each in scored["data"]]
     assert np.allclose(scores, wanted, atol=2**-16)
-    bare = post(service, "/generative_scoring", asked | {"items": items, "apply_softmax": False})
+    bare = told(service, "/generative_scoring", asked | {"items": items, "apply_softmax": False})
     assert all(0 < a["score"] < b for a, b in zip(bare["data"], scores, strict=True))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_search_is_a_model(service, client, stream):
-    """The voted solution is run_search's with the same seed, while others use the engines; its tree
-    is kept.
-    """
+    """run_search's solution with the same seed, while others ask the engines; its tree is kept."""
     llm, prm = (
         Engine(name, weights=service.thread.engines[name].weights, kv_memory="8MiB",
                max_model_len=512)
@@ -203,17 +192,15 @@ def test_a_search_is_a_model(service, client, stream):
         assert found.usage.prompt_tokens == len(llm.tokenizer.encode_chat(CHAT))
     other.close()
     assert content in set(wanted.candidates["text"])
-    tree = json.loads(get(service, f"/search/{name}"))
+    tree = told(service, f"/search/{name}")
     assert tree["status"] == "finished" and tree["answer"] == wanted.answers["asked"]
-    told = [(node["node_id"], node["text"], node["score"]) for node in tree["nodes"]]
+    found = [(node["node_id"], node["text"], node["score"]) for node in tree["nodes"]]
     columns = wanted.tree[["node_id", "text", "score"]]
-    assert told == [*columns.itertuples(index=False, name=None)]
+    assert found == [*columns.itertuples(index=False, name=None)]
 
 
 def test_a_split_moves_pages_and_changes_no_token():
-    """POST /arena/split again and again while both models are asked: tokens and verdicts are as
-    before, the target is the last one.
-    """
+    """Again and again while both models are asked; the target is the last one."""
     shares = [{SOLVER: part, "tiny-prm": 1 - part} for part in (0.7, 0.3, 0.6)]
     seeds, splits = range(6), 0
     with running((f"{SOLVER}=16MiB", "tiny-prm=16MiB")) as service:
@@ -224,27 +211,25 @@ def test_a_split_moves_pages_and_changes_no_token():
         def answers(seed):
             asked = {"model": SOLVER, "prompt": steps, "seed": seed, "max_tokens": 60}
             asked |= {"ignore_eos": True, "return_token_ids": True}
-            found = post(service, "/v1/completions", asked)["choices"][0]["token_ids"]
-            return found, post(service, "/pooling", {"model": "tiny-prm", "input": judged})["data"]
+            found = told(service, "/v1/completions", asked)["choices"][0]["token_ids"]
+            return found, told(service, "/pooling", {"model": "tiny-prm", "input": judged})["data"]
 
         before = [answers(seed) for seed in seeds]
         with ThreadPoolExecutor(len(seeds)) as clients:
             asked = [clients.submit(answers, seed) for seed in [*seeds] * 3]
             while splits < 3 or not all(each.done() for each in asked):
                 split = shares[splits % 3]
-                moved = post(service, "/arena/split", {"shares": split})
+                moved = told(service, "/arena/split", {"shares": split})
                 assert moved["outcome"] in ("reached", "later")
                 splits += 1
             assert [each.result() for each in asked] == before * 3
-        pages = json.loads(get(service, "/arena"))["pages"]
+        pages = told(service, "/arena")["pages"]
         assert answers(0) == before[0]  # a split is taken over with the next step
         assert abs(service.thread.arena.target[SOLVER] - split[SOLVER] * pages) <= 1
 
 
 def test_heavy_work_is_not_the_event_loop_s(service, monkeypatch):
-    """Texts are tokenised and decoded, formats of reward models made, and whole answers put
-    together, in worker threads.
-    """
+    """Tokenising, decoding, formats and whole answers are for worker threads."""
     seen, tokenizer = dict[str, str](), service.thread.engines[SOLVER].tokenizer
     judge = service.thread.engines["tiny-prm"].tokenizer
 
@@ -258,35 +243,15 @@ def test_heavy_work_is_not_the_event_loop_s(service, monkeypatch):
     for place, name in ((tokenizer, "encode"), (tokenizer, "decode"), (Choice, "add")):
         monkeypatch.setattr(place, name, noted(name, getattr(place, name)))
     monkeypatch.setattr(judge, "encode", noted("encode of a format", judge.encode))
-    with pytest.raises(urllib.error.HTTPError):
-        post(service, "/pooling", {"model": "tiny-prm", "input": [5]})  # no mark
-    post(service, "/tokenize", {"model": SOLVER, "prompt": PROBLEM, "return_token_strs": True})
-    post(service, "/v1/completions", {"model": SOLVER, "prompt": PROBLEM, "max_tokens": 3})
+    assert ask(service, "/pooling", {"model": "tiny-prm", "input": [5]})[0] == 400  # no mark
+    told(service, "/tokenize", {"model": SOLVER, "prompt": PROBLEM, "return_token_strs": True})
+    told(service, "/v1/completions", {"model": SOLVER, "prompt": PROBLEM, "max_tokens": 3})
     assert seen.keys() == {"encode", "encode of a format", "decode", "add"}
     assert all(name.startswith("asyncio_") for name in seen.values()), seen
 
 
-def test_errors_are_the_client_s_own_classes(service, client):
-    """Its exception classes, by status, with the field at fault."""
-    asked = {"model": SOLVER, "messages": CHAT}
-    with pytest.raises(openai.NotFoundError, match="tiny-solver"):
-        client.chat.completions.create(**asked | {"model": "gpt-4o"})
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**asked, response_format={"type": "json_object"})
-    assert caught.value.param == "response_format"
-    with pytest.raises(openai.APIStatusError) as large:
-        client.chat.completions.create(
-            **asked | {"messages": [CHAT[0] | {"content": "1" * 200_000}]}
-        )
-    assert large.value.status_code == 413
-    with pytest.raises(openai.BadRequestError, match="tokens; allowed: 1 to 511"):
-        client.completions.create(model=SOLVER, prompt="7" * 600)
-
-
 def test_keys_deadlines_and_a_full_queue():
-    """401 without the key, 504 with the blocks freed after the deadline, 503 when no place is left;
-    a stream that is late ends with an error of the client's.
-    """
+    """401, 504 with the blocks freed, 503; a stream that is late ends with the client's error."""
     with running((SOLVER,), api_key="secret", max_queue=0) as service:
         url = f"{service.url}/v1"
         with pytest.raises(openai.AuthenticationError):

@@ -80,9 +80,7 @@ async def ending_of(port, path, body, gone):
 
 
 def test_every_request_ends_once_and_leaves_nothing():
-    """Disconnects, deadlines, a full queue, steps that raise, a split that moves: one last answer
-    each or a closed connection; then no law of the cache is broken and all blocks are free.
-    """
+    """Disconnects, deadlines, a full queue, steps that raise, a split that moves."""
     random_ = random.Random(11)
     with running(max_queue=12, timeout=0.8) as service:
         for engine in service.thread.engines.values():
@@ -198,9 +196,7 @@ def test_when_the_engine_thread_dies_nothing_hangs():
 
 
 def test_a_request_that_cannot_be_admitted_fails_alone(service):
-    """Memory that lacks while a request is admitted, also while that is taken back, once or twice:
-    its 500 says so, those beside it and after it are served.
-    """
+    """Its 500 says so, also when taking it back fails; those beside it and after it are served."""
     port, engine = int(service.url.rpartition(":")[2]), service.thread.engines["tiny-solver"]
     for count, *names in ((3, "add"), (3, "add", "recover"), (1, "add", "recover", "recover")):
         lacks = [*names]

@@ -20,20 +20,7 @@ POOL = {"model": "tiny-prm", "input": "1+1=2"}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TEXTS = {  # of a field of completions: values that are refused
     "model": [None, 7, "no-such-model", "\u0000", "search/beam"],
-    "prompt": [
-        None,
-        "",
-        [],
-        7,
-        {"a": 1},
-        [1, "a"],
-        [[]],
-        [-1],
-        [10**6],
-        [2**40],
-        LONG,
-        [[1], "x", 5],
-    ],
+    "prompt": [None, "", [], 7, {"a": 1}, [1, "a"], [[]], [-1], [2**40], LONG, [[1], "x", 5]],
     "max_tokens": [0, -1, 1.5, "3", True, 2**40],
     "temperature": [-0.1, "hot", float("nan"), float("inf"), []],
     "top_p": [0, 1.01],
@@ -174,6 +161,7 @@ def test_paths_and_the_server_afterwards(service):
     for path, body, status, param in (
         ("/nothing", None, 404, "path"),
         ("/health", b"{}", 405, "method"),
+        (COMPLETIONS, TEXT | {"model": "gpt-4o"}, 404, "model"),
     ):
         found, text = ask(service, path, body)
         assert found == status and json.loads(text)["error"]["param"] == param

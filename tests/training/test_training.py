@@ -6,13 +6,15 @@ import random
 from itertools import islice, pairwise
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
-from workbench.errors import ConfigError  # noqa: E402
-from workbench.tokenizer import Tokenizer  # noqa: E402
-from workbench.training.corpus import (  # noqa: E402
+import transformers
+
+from workbench.errors import ConfigError
+from workbench.tokenizer import Tokenizer
+from workbench.training.corpus import (
     ASSISTANT,
     END,
     USER,
@@ -21,13 +23,7 @@ from workbench.training.corpus import (  # noqa: E402
     system_prefix,
     training_solutions,
 )
-from workbench.training.training import (  # noqa: E402
-    IGNORED,
-    prm_example,
-    solver_example,
-    train_tiny,
-    widened,
-)
+from workbench.training.training import IGNORED, prm_example, solver_example, train_tiny, widened
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,14 @@ import pytest
 import yaml
 from nbconvert.filters import markdown2html
 
-from tests.notebooks.lab import find_browser
+from tests.conftest import find_browser
 from tests.widgets.conftest import HOSTILE
 from workbench.errors import ConfigError
 from workbench.widgets import parts
 
 
 def test_a_number_slider_has_a_label_and_a_typed_twin_and_observers_hear_once():
-    """All start at the option nearest to what is asked for; a value between two options becomes the
-    nearest; one move is one call.
-    """
+    """All start at the option nearest to what is asked; one move is one call."""
     share = parts.NumberSlider("LLM share of total memory", [0.2, 0.1, 0.5], 0.24, "{:.2f}")
     label, slider, typed, _, said = share.children
     assert label.value == "LLM share of total memory"

@@ -3,8 +3,6 @@
 import asyncio
 import multiprocessing
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -42,10 +40,7 @@ def test_the_thesis_s_pair_comes_first_and_the_tiny_one_second():
     ("given", "error", "named"),
     [
         ({"device": "h1000"}, ConfigError, "h100"),
-        ({"device": "rtx-4090", "total_memory": "25GiB"}, OutOfMemory, "RTX 4090 has 24"),
         ({"policy": "first_comes"}, ConfigError, "first_come"),
-        ({"llm_share": 0.99}, OutOfMemory, "weights take"),
-        ({"block_size": 0}, ConfigError, "block_size"),
         ({"total_memory": "lots"}, ConfigError, "lots"),
         ({"total_memory": "20MiB", "policy": "first_come"}, OutOfMemory, "missing"),
     ],
@@ -137,14 +132,3 @@ def test_another_process_replays_the_same_and_is_started_again_when_lost(info, p
         assert found.row == replays[1].row
         assert found.blocks.equals(replays[1].blocks)
     assert len(multiprocessing.active_children()) == 1
-
-
-def test_the_process_loads_no_torch():
-    """What the worker imports is light: a fresh process shows it."""
-    code = (
-        "import sys, workbench.widgets.what_if_replay\n"
-        "heavy = ('torch', 'numba', 'safetensors', 'ipywidgets', 'IPython')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
