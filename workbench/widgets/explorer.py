@@ -186,16 +186,12 @@ def figures_of(a: Pick, b: Pick | None = None) -> list[str]:
 
 
 def explore(
-    name: str,
-    a: Pick,
-    b: Pick | None = None,
-    llm_share: float | None = None,
-    comparison: Compared | None = None,
+    name: str, a: Pick, b: Pick | None = None, llm_share: float = 0.3, told: Compared | None = None
 ) -> Drawing:
     """The figure called `name` of one pick, or of two overlaid; its rows have a column `pick`.
 
-    llm_share: of figures at one share, the nearest measured one (default 0.3). comparison: of the
-    two, where it is known. ConfigError for a figure that is unknown or not of such runs.
+    llm_share: of figures at one share, the nearest measured one. told: how the two compare, where
+    that is known. ConfigError for a figure that is unknown or not of such runs.
     """
     require_known([name], figures_of(a, b), f"The pick {a.name!r}", "figure")
     chosen = [a] if b is None else [a, b]
@@ -208,11 +204,10 @@ def explore(
         words = f"{searches.name}; {cells.name}: {figure.layout.meta['caption']}"
         return Drawing(figure, rows, words, {})
     make, draw = (OF_SEARCHES | OF_BATCHES)[name]
-    wanted, shares = 0.3 if llm_share is None else llm_share, list[float]()
     for pick in chosen:
         if not pick.shares:
             raise RunStoreError(f"{pick.name} holds no finished run.")
-        shares.append(min(pick.shares, key=lambda share: abs(share - wanted)))
+    shares = [min(pick.shares, key=lambda share: abs(share - llm_share)) for pick in chosen]
     tables = [make(pick, share) for pick, share in zip(chosen, shares)]
     named = [table.assign(pick=pick.name) for table, pick in zip(tables, chosen)]
     rows = pd.concat(named, ignore_index=True)
@@ -230,7 +225,7 @@ def explore(
         lacking = [places[~places["llm_share"].isin(table["llm_share"])] for table in tables]
         tables = [pd.concat(pair, ignore_index=True) for pair in zip(tables, lacking)]
     figure = overlaid(*(draw(table, said) for table in tables))
-    words, differences = comparison or compared(a, b)
+    words, differences = told or compared(a, b)
     return Drawing(figure, rows, f"A: {a.name}. B: {b.name}. {words}", {}, differences)
 
 
