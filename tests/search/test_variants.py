@@ -23,7 +23,7 @@ from workbench.errors import ConfigError
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.search import run_search
-from workbench.search.strategies import Step
+from workbench.search.strategies import BeamSearch, BestOfN, Step
 from workbench.search.variants import (
     DORA,
     DVTS,
@@ -264,10 +264,10 @@ def test_dvts(seed, ends, levels, aggregation, n, max_depth, beam_width):
     assert found == ([sorted(paths) for paths in sampled if paths], sorted(voting))
 
 
-@on_trees(beam_width=st.integers(1, 4), lookahead=st.integers(1, 3))
-def test_lookahead(seed, ends, levels, aggregation, n, max_depth, beam_width, lookahead):
-    """Beams are judged by their first child's first child; what a survivor has is not sampled."""
-    canned = Canned(seed, ends, levels, aggregation)
+def judged_ahead(canned, n, beam_width, max_depth, lookahead):
+    """What is sampled and votes where beams are judged by their first child's first child; what
+    a survivor has is not sampled again.
+    """
     sampled, voting, known, survivors = [], [], set(), [()]
 
     def sample(paths):
@@ -290,9 +290,29 @@ def test_lookahead(seed, ends, levels, aggregation, n, max_depth, beam_width, lo
         survivors = [node for node in nodes if node in dict(kept)]
         if not survivors:
             break
-    voting += [node for node, _ in judged]
-    found = canned.play(Lookahead(n, beam_width, max_depth, lookahead, aggregation))
-    assert found == (sampled, sorted(voting))
+    return sampled, sorted(voting + [node for node, _ in judged])
+
+
+@on_trees(beam_width=st.integers(1, 4), lookahead=st.integers(1, 3))
+def test_lookahead(seed, ends, levels, aggregation, n, max_depth, beam_width, lookahead):
+    canned = Canned(seed, ends, levels, aggregation)
+    strategy = Lookahead(n, beam_width, max_depth, lookahead, aggregation)
+    assert canned.play(strategy) == judged_ahead(canned, n, beam_width, max_depth, lookahead)
+
+
+@on_trees(beam_width=st.integers(1, 4))
+def test_beam_search(seed, ends, levels, aggregation, n, max_depth, beam_width):
+    """Each beam is judged by itself: no step ahead."""
+    canned = Canned(seed, ends, levels, aggregation)
+    strategy = BeamSearch(n, beam_width, max_depth, aggregation=aggregation)
+    assert canned.play(strategy) == judged_ahead(canned, n, beam_width, max_depth, 0)
+
+
+@on_trees()
+def test_best_of_n(seed, ends, levels, aggregation, n, max_depth):
+    """n samples at once; all vote, whatever ended them."""
+    canned, nodes = Canned(seed, ends, levels, aggregation), [(k,) for k in range(n)]
+    assert canned.play(BestOfN(n, aggregation=aggregation)) == ([nodes], nodes)
 
 
 @on_trees(temperature=st.sampled_from([0.3, 1, 10]))
