@@ -71,6 +71,7 @@ def figures(
     }
     how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
     stems, of_sweep = [*known], {field.name for field in fields(SweepConfig)} - {"profile"}
+    of_sweep -= {"num_problems"} if stems == [COMPARED] else set()  # the plan's: maybe several
     config = sweep_config(profile, **{k: v for k, v in parameters.items() if k in of_sweep})
     if dry_run:
         given = {file.stem: notebooks.default_parameters(file) | parameters for file in files}
