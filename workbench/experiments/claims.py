@@ -395,7 +395,7 @@ def best_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
     parts = {drawn.EASIER: right[level < drawn.HARD], drawn.HARDER: right[level >= drawn.HARD]}
     most, by = (1 - LEVEL) / (rows["strategy"].nunique() - 1 or 1), ["levels", "n"]
 
-    def is_alike(row: dict[str, Any]) -> bool:
+    def is_alike(row: Any) -> bool:
         own = parts.get(row["levels"], right)[row["n"]]
         ahead = own[row["best"]] - own[row["strategy"]]
         chance = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
