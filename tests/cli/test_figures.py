@@ -191,7 +191,7 @@ def test_figures_of_a_folder_of_their_own_are_told_beside_the_committed_ones(
     monkeypatch.setattr("workbench.experiments.report.write_report", lambda folder: folder)
     report(broken, [], {"figures_folder": "mine"})
     shown = capsys.readouterr().out
-    assert re.search(r"\(memory_split\): (\d+) of \1 inside\.", shown)
+    assert re.search(r"\(memory_split\): (\d+) of \1 agree\.", shown)
     assert "Settings that differ, here (committed): none." in shown
     report(broken, [], {"figures_folder": "figures"})
     assert "committed" not in capsys.readouterr().out
@@ -203,7 +203,7 @@ def test_figures_of_a_folder_of_their_own_are_told_beside_the_committed_ones(
     rows = pd.read_parquet(tmp_path / "figures/memory_split.parquet")
     rows[rows["llm_share"] < 0.5].to_parquet(tmp_path / "figures/memory_split.parquet")
     report(broken, [], {"figures_folder": "figures"})
-    assert "only committed (LLM share 0.5)" in capsys.readouterr().out
+    assert "only committed (share 0.5)" in capsys.readouterr().out
 
 
 def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):

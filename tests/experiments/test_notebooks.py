@@ -7,20 +7,16 @@ import subprocess
 import sys
 
 import nbformat
-import pandas as pd
 import plotly.io as pio
 import pytest
 
 from tests.plots import synthetic
 from workbench.errors import ConfigError, NotebookError
-from workbench.experiments.claims import CLAIMS, FAILS, HOLDS, PAIRS, hits_claim
-from workbench.experiments.execute import REPLAYED
 from workbench.experiments.notebooks import (
     FIGURE,
     check_parameters,
     notebook_files,
     run_notebooks,
-    verdicts,
     write_page,
 )
 from workbench.plots import prefix_hits
@@ -41,9 +37,7 @@ def notebook(folder, name, *cells):
 
 
 def run(tmp_path, names, parameters=None, **more):
-    return run_notebooks(
-        names, None, parameters, tmp_path / "out", folder=tmp_path / "nb", progress=False, **more
-    )
+    return run_notebooks(names, None, parameters, tmp_path / "out", folder=tmp_path / "nb", **more)
 
 
 def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_path):
@@ -107,15 +101,6 @@ def test_cells_are_checked_only_where_papermill_put_one():
     check_parameters(["", "a = 1", "b = 3"])
     with pytest.raises(ConfigError, match="no parameter 'b'"):
         check_parameters(["", "a = 1", "# Parameters\nb = 2\n"])
-
-
-def test_a_claim_is_judged_of_each_pair_of_models_by_its_own_rows():
-    rows = pd.DataFrame({"rung": ["measured tiny", REPLAYED], "value": [0.9, 0.7]})
-    rows = rows.assign(low=rows["value"], high=rows["value"], engine="prm", llm_share=0.5)
-    head, _, first, second = verdicts(hits_claim, rows).splitlines()
-    assert head == f"{CLAIMS['C5'][0]}:"
-    assert first.startswith(f"- {PAIRS['measured tiny']}: **{HOLDS}** (") and "90.0%" in first
-    assert second.startswith(f"- {PAIRS[REPLAYED]}: **{FAILS}** (") and "70.0%" in second
 
 
 # -- pages --

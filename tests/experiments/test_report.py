@@ -47,7 +47,7 @@ def test_every_number_of_the_prose_is_a_macro_and_every_macro_is_quoted(drawn) -
     names = [name for own in numbers.values() for name in own]
     parsed = jinja2.Environment().parse(report.TEMPLATE.read_text())
     quoted = jinja2.meta.find_undeclared_variables(parsed)
-    others = {"told", "figure", "table", "verdict", "verdicts", "provenance"}
+    others = {"told", "figure", "table", "verdict", "verdicts", "parameters"}
     assert sorted(names) == sorted(quoted - others)
     defined = re.findall(r"\\newcommand\{\\(\w+)\}", (REPORTS / "numbers.tex").read_text())
     assert sorted(defined) == sorted(map(report.macro, names))
@@ -77,6 +77,8 @@ def test_a_stranger_finds_the_six_answers_on_the_first_screen() -> None:
                      "What depends on an assumption?"):  # fmt: skip
         answer = box.partition(question)[2].partition("</li>")[0]
         assert re.search(r"\d", answer), question
+    answers = re.sub(r"<[^>]*>|\s+", " ", box.partition("<ul>")[2])
+    assert len(re.findall(r"[.?] ", answers)) <= 6 + 12, "six questions, twelve sentences"
 
 
 def test_a_part_whose_figures_are_not_drawn_is_left_out(tmp_path) -> None:
@@ -106,9 +108,9 @@ def test_what_shares_lose_has_its_interval_where_the_rows_have_it_and_says_so_wh
 
     def told(low: float, high: float) -> str:
         rows = split.assign(ratio_low=[low, 1.0, 1.0], ratio_high=[high, 1.0, 1.0])
-        equal, losses = report._losses(pd.concat([rows, ends]), lost)
-        assert equal == "0.30 and 0.40"
-        return losses
+        found = report.losses(pd.concat([rows, ends]), lost)
+        assert (found["Equal"], found["Lost"]) == ("0.30 and 0.40", "20.0 % at 0.08")
+        return found["Losses"]
 
     why = "computing again: 75 % of the extra time, slower decoding: 25 %)"
     assert told(0.78, 0.81) == f"20.0 % at 0.08 (95 %: 19.0 to 22.0 %; {why}"
@@ -266,40 +268,39 @@ def test_intervals_that_overlap_are_inside_and_what_does_not_is_told_with_both(t
     """0.80 +- 0.02 beside 0.83 and 0.77, and beside 0.85 and 0.75."""
     here = split_folder(tmp_path / "here")
     for end in (0.83, 0.77):
-        near = report.against(here, split_folder(tmp_path / f"{end}", end=end))
-        assert "tokens/s over those at 0.3 (memory_split): 3 of 3 inside." in near
-        assert "verdicts of the claims: 1 of 1 the same." in near
+        near = judged.against(here, split_folder(tmp_path / f"{end}", end=end))
+        assert "tokens/s over those at 0.3 (memory_split): 3 of 3 agree." in near
+        assert "verdicts of the claims: 1 of 1 agree." in near
         assert near[-1] == "Settings that differ, here (committed): none."
-        assert not any("outside:" in line or "only" in line for line in near)
+        assert not any("differs:" in line or "only" in line for line in near)
     above = "0.8 [0.78, 0.82] here, 0.85 [0.83, 0.87] committed"
     for end, told in ((0.85, above), (0.75, "0.8 [0.78, 0.82] here, 0.75 [0.73, 0.77] committed")):
-        far = report.against(here, split_folder(tmp_path / f"{end}", end=end))
-        assert "tokens/s over those at 0.3 (memory_split): 2 of 3 inside." in far
-        assert f"  outside: measured tiny pair, LLM share 0.5: {told}" in far
+        far = judged.against(here, split_folder(tmp_path / f"{end}", end=end))
+        assert "tokens/s over those at 0.3 (memory_split): 2 of 3 agree." in far
+        assert f"  differs: measured tiny pair, share 0.5: {told}" in far
 
 
 def test_what_one_side_alone_has_is_told_and_not_skipped(tmp_path) -> None:
     here = split_folder(tmp_path / "here", shares=(0.2, 0.3, 0.4, 0.5))
     there = split_folder(tmp_path / "there", shares=(0.1, 0.2, 0.3, 0.5))
     pd.DataFrame({"value": [1.0]}).to_parquet(there / "balance.parquet")
-    lines = report.against(here, there)
-    only = "1 only here (LLM share 0.4); 1 only committed (LLM share 0.1)"
-    told = only.replace("(LLM", "(measured tiny pair, LLM")
-    assert f"tokens/s over those at 0.3 (memory_split): 3 of 3 inside; {told}." in lines
+    lines = judged.against(here, there)
+    told = "1 only here (share 0.4); 1 only committed (share 0.1)"
+    assert f"tokens/s over those at 0.3 (memory_split): 3 of 3 agree; {told}." in lines
     assert "Figures only committed: balance." in lines
     (tmp_path / "none").mkdir()
-    (line,) = report.against(here, tmp_path / "none")
+    (line,) = judged.against(here, tmp_path / "none")
     assert "nothing is compared" in line
 
 
 def test_a_verdict_that_differs_is_told_with_both_numbers(tmp_path) -> None:
     """At 0.3 alone it holds; where shares beyond its neighbours may be best it depends on them."""
     here = split_folder(tmp_path / "here", peak=(0.2, 0.5))
-    lines = report.against(here, split_folder(tmp_path / "there"))
-    assert "share of the highest tokens/s (memory_split): 1 of 1 inside." in lines
-    (line,) = (line for line in lines if line.startswith("  other: claim C1, measured tiny pair: "))
+    lines = judged.against(here, split_folder(tmp_path / "there"))
+    assert "share of the highest tokens/s (memory_split): 1 of 1 agree." in lines
+    (line,) = (line for line in lines if line.startswith("  differs: C1, measured tiny pair: "))
     assert re.search(r": depends on \(.*\[0.20, 0.50\].*\) here, holds \(.*\) committed$", line)
-    assert "verdicts of the claims: 0 of 1 the same." in lines
+    assert "verdicts of the claims: 0 of 1 agree." in lines
 
 
 def test_settings_that_differ_are_one_line_and_what_is_the_same_is_not_in_it(tmp_path) -> None:
@@ -308,7 +309,7 @@ def test_settings_that_differ_are_one_line_and_what_is_the_same_is_not_in_it(tmp
     record = json.loads((there / "memory_split.json").read_text())
     record |= {"git": {"commit": "abcdefabcdef"}, "machine": record["machine"] | {"cores": 4}}
     (there / "memory_split.json").write_text(json.dumps(record))
-    (line,) = (line for line in report.against(here, there) if line.startswith("Settings"))
+    (line,) = (line for line in judged.against(here, there) if line.startswith("Settings"))
     told = "seeds [0, 1] ([0]); num_problems 5 (128); commit 1234567 (abcdefa); "
     told += "machine A CPU, 2 cores, 2 threads (A CPU, 4 cores, 2 threads)"
     assert line == f"Settings that differ, here (committed): {told}."
@@ -316,10 +317,10 @@ def test_settings_that_differ_are_one_line_and_what_is_the_same_is_not_in_it(tmp
 
 def test_the_committed_figures_are_not_compared_with_themselves(tmp_path) -> None:
     here = split_folder(tmp_path / "here")
-    assert report.against(here, here) == []
-    assert report.against(here, tmp_path / "here" / ".." / "here") == []
+    assert judged.against(here, here) == []
+    assert judged.against(here, tmp_path / "here" / ".." / "here") == []
     copied = shutil.copytree(FOLDER, tmp_path / "copy", ignore=shutil.ignore_patterns("*.*l", "*g"))
-    lines = report.against(copied, FOLDER)
-    counts = [re.search(r": (\d+) of (\d+) (?:inside|the same)\.$", line) for line in lines]
-    assert [m[1] == m[2] != "0" for m in counts if m] == [True] * (len(report.COMPARED) + 1)
-    assert len(lines) == len(report.COMPARED) + 3  # the rule, verdicts, settings
+    lines = judged.against(copied, FOLDER)
+    counts = [re.search(r": (\d+) of (\d+) agree\.$", line) for line in lines]
+    assert [m[1] == m[2] != "0" for m in counts if m] == [True] * (len(judged.COMPARED) + 1)
+    assert len(lines) == len(judged.COMPARED) + 3  # the rule, verdicts, settings

@@ -13,9 +13,9 @@ from tests.experiments.fake_sweep import PROBLEMS, SHARES, FakeSweep, wall
 from tests.experiments.fakes import fake_result
 from workbench import plots
 from workbench.config import STRATEGIES
-from workbench.experiments import claims
+from workbench.experiments import claims, report
 from workbench.experiments import rows as views
-from workbench.experiments.execute import one_by_one
+from workbench.experiments.execute import REPLAYED, one_by_one
 from workbench.experiments.settings import StrategyPlan, sweep_config
 from workbench.experiments.statistics import wilson
 from workbench.experiments.study import run_strategies
@@ -228,7 +228,8 @@ def test_claims_are_judged_by_their_rules(sweep, lost):
     judged += [claims.sameness_claim(sweep.table("nodes"))]
     assert {claim.verdict for claim in judged} == {"holds"}
     thrash = claims.thrash_claim(views.thrashing_rows(sweep))
-    eviction = claims.eviction_claim(views.rates_of(sweep)["tokens_per_s"], lost)
+    split = views.memory_split_rows(sweep).assign(rung="measured tiny")
+    eviction = claims.eviction_claim(lost, split)
     assert eviction.number.endswith("it depends on the machine's noise"), "no two did equal work"
     assert thrash.verdict == "depends on"
     assert thrash.number.endswith("it is rare at 0.08, 0.20, 0.30, 0.40 and common at 0.50")
@@ -303,10 +304,22 @@ def test_the_committed_ratios_are_those_of_their_rates_and_bounded_everywhere():
         ).all()
 
 
+def test_a_claim_is_judged_of_each_pair_of_models_by_its_own_rows():
+    rows = pd.DataFrame({"rung": ["measured tiny", REPLAYED], "value": [0.9, 0.7]})
+    rows = rows.assign(low=rows["value"], high=rows["value"], engine="prm", llm_share=0.5)
+    head, _, first, second = claims.verdicts(claims.hits_claim, rows).splitlines()
+    assert head == f"{claims.CLAIMS['C5'][0]}:"
+    assert first.startswith(f"- {claims.PAIRS['measured tiny']}: **holds** (") and "90.0%" in first
+    assert second.startswith(f"- {claims.PAIRS[REPLAYED]}: **fails** (") and "70.0%" in second
+
+
 def test_what_thrashing_costs_is_one_sentence(sweep, lost):
     """Guards an answer that ranks shares where nothing thrashes."""
     rows = views.thrashing_rows(sweep)
-    assert claims.thrashing_in_words(rows, lost).count(". ") == 0
+    told = claims.thrashing_in_words(rows, lost)
+    assert told.count(". ") == 0
+    most = rows[rows["metric"] == "events_per_1000"]["value"].max()
+    assert f"it is common at 0.50 (the PRM up to {most:.0f} in 1,000 look-ups, " in told
     rare = rows.assign(value=0.0)
     found = claims.thrashing_in_words(rare, lost.assign(seconds=0.0))
     shares = ", ".join(f"{share:.2f}" for share in SHARES)
@@ -316,7 +329,7 @@ def test_what_thrashing_costs_is_one_sentence(sweep, lost):
 def test_the_page_of_claims_is_what_the_committed_rows_say():
     """Nine claims on three rungs, each with a verdict, and figures that are there."""
     page = (ROOT / "reports" / "claims.md").read_text()
-    assert page == claims.claims_page(ROOT / "figures", "../figures")
+    assert page == report.claims_page(report.Drawn(ROOT / "figures"))
     table = (ROOT / "reports" / "claims.tex").read_text()
     assert table.count(r"\\") == 28 and "all nodes are equal under all" in table
     assert "| block size | 16 (vLLM) | 16 |" in page

@@ -32,7 +32,7 @@ from workbench.experiments.runs import (
     status_of,
 )
 from workbench.experiments.settings import RunSpec, sweep_config
-from workbench.experiments.statistics import WORK, wilson
+from workbench.experiments.statistics import WORK
 from workbench.trace import write_table
 
 CONFIGURATION = sweep_config("quick", num_problems=3)
@@ -331,13 +331,6 @@ def test_the_machine_s_noise_is_in_the_interval_and_equal_work_is_no_difference(
     assert not found.same_work and speed["low"] < -750 < speed["high"] < 0
     edit(pair[1], "runs", lambda runs: runs.assign(machine="another"))
     assert not compare(*pair).same_work, "equal work on another machine tells of the machine"
-
-
-def test_wilson_s_interval_is_as_published_and_stays_within_0_and_1():
-    """81 of 263 (Newcombe, Statistics in Medicine 17, 1998): 0.2553 to 0.3662; 20 of 20."""
-    found, all_right = wilson(81 / 263, 263), wilson(1.0, 20)
-    assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=1e-4)
-    assert all_right.low == pytest.approx(0.8389, abs=1e-4) and all_right.high == pytest.approx(1)
 
 
 def test_several_seeds_pair_by_problem_and_seed(tmp_path):

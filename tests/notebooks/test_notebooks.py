@@ -95,12 +95,12 @@ def executed(tmp_path_factory):
         patch.setenv("BROWSER_PATH", str(place / "no-browser"))  # figures as HTML alone
         alone = {"12_serving": LOAD, "13_engine": ENGINE, "09_missing_values": MISSING}
         studies = [name for name in DRAWN if name not in alone]
-        run_notebooks(studies, "quick", TINY | folders, place / "out", progress=False)
+        run_notebooks(studies, "quick", TINY | folders, place / "out")
         for name, given in alone.items():
             given = given | {"figures_folder": folders["figures_folder"]}
-            run_notebooks([name], "quick", given, place / "out", progress=False)
+            run_notebooks([name], "quick", given, place / "out")
         for name, given in tools.items():
-            run_notebooks([name], None, given, place / "out", progress=False)
+            run_notebooks([name], None, given, place / "out")
     return place
 
 

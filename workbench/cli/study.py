@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from workbench.experiments.backends import Backend
     from workbench.experiments.runs import RunStore
-    from workbench.experiments.settings import PolicyPlan
     from workbench.experiments.study import Preview, Study
 
 SWEEP_COLUMNS = ("llm_share", "seed", "tokens_per_s", "problems_per_min", "accuracy",
@@ -65,24 +64,22 @@ def figures(
         redraw(names, profile, parameters)
         return
     on = Backend(backend, workers)
-    files = notebooks.notebook_files(names or None)
-    known = {
-        file.stem: names for file, names in notebooks.known_together(files, parameters).items()
-    }
+    known = notebooks.parameters_of(notebooks.notebook_files(names or None), parameters)
     how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
-    stems, of_sweep = [*known], {field.name for field in fields(SweepConfig)} - {"profile"}
-    of_sweep -= {"num_problems"} if stems == [COMPARED] else set()  # the plan's: maybe several
+    of_sweep = {field.name for field in fields(SweepConfig)} - {"profile"}
+    if [file.stem for file in known] == [COMPARED]:
+        of_sweep.remove("num_problems")  # the plan's: maybe one for each number of beams
     config = sweep_config(profile, **{k: v for k, v in parameters.items() if k in of_sweep})
     if dry_run:
-        given = {file.stem: notebooks.default_parameters(file) | parameters for file in files}
-        _print_left(config, given, parameters, runs, how)
+        given = {file.stem: defaults | parameters for file, defaults in known.items()}
+        _print_left(config, given, runs, how)
         return
     if runs:
         parameters["runs_dir"] = str(Path(runs).resolve())
     if stale:
         parameters["stale_ok"] = True
     # first the sweep, so that its progress is seen here; the notebooks then find its runs
-    reads = any("profile" in known[stem] for stem in stems if stem not in OWN_RUNS)
+    reads = any("profile" in own for file, own in known.items() if file.stem not in OWN_RUNS)
     sweep = _sweep(config, runs, how, on) if reads else None
     if sweep is not None and sweep.runs.empty:
         reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
@@ -122,7 +119,6 @@ def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) ->
 def _print_left(
     config: SweepConfig,
     given: Mapping[str, Mapping[str, Any]],
-    parameters: Mapping[str, Any],
     runs: str | None,
     how: Mapping[str, Any],
 ) -> None:
@@ -131,8 +127,7 @@ def _print_left(
     """
     from workbench.experiments import settings, study
 
-    stems = [*given]
-    left = [_print_preview(config, runs, how)] if set(stems) - set(OWN_RUNS) else []
+    left = [_print_preview(config, runs, how)] if given.keys() - OWN_RUNS else []
     studies: dict[str, tuple[Any, Any]] = {
         BATCHING: (settings.BatchPlan, settings.batch_runs),
         ABLATION: (settings.AblationPlan, settings.ablation_runs),
@@ -141,14 +136,14 @@ def _print_left(
                                                     stale_ok=how["stale_ok"])),
     }  # fmt: skip
     for stem, (kind, runs_of) in studies.items():
-        if stem in stems:
-            plan = settings.plan_of(kind, config.profile, parameters)
+        if stem in given:
+            plan = settings.plan_of(kind, config.profile, given[stem])
             left.append(study.preview(config, runs, specs=runs_of(config, plan), **how))
             terminal().print(f"{stem}: {left[-1]}")
     counts = [(each.num_to_run, float(each.runs["expected_s"].sum())) for each in left]
-    for name, total, seconds in _replays_left(config.profile, given, runs, how["stale_ok"]):
-        counts.append((len(seconds), sum(seconds)))
-        text = f"{len(seconds)} of {total} replays to do, about {_time(sum(seconds))} (rough)"
+    for name, total, count, seconds in _replays_left(config.profile, given, runs, how["stale_ok"]):
+        counts.append((count, seconds))
+        text = f"{count} of {total} replays to do, about {_time(seconds)} (rough)"
         text = text if total else "nothing to replay, the committed rows are drawn again"
         terminal().print(f"{name}: {text}.")
     if len(counts) > 1:
@@ -164,19 +159,25 @@ def _time(seconds: float) -> str:
 
 def _replays_left(
     profile: str, given: Mapping[str, Mapping[str, Any]], runs: str | None, stale_ok: bool
-) -> Iterator[tuple[str, int, list[float]]]:
-    """What the notebooks replay: a name, of how many replays, and rough seconds of each that is not
-    stored. given: as of _print_left.
+) -> Iterator[tuple[str, int, int, float]]:
+    """What the notebooks replay: a name, how many replays it is, how many of them are not stored,
+    and the rough seconds of these. given: as of _print_left.
     """
     from workbench.experiments import settings, study
     from workbench.experiments.batching import GRID, run_batches_replayed
     from workbench.experiments.execute import RECORDED, REPLAYED, recorded_config, replayed_config
-    from workbench.experiments.sensitivity import Base
+    from workbench.experiments.sensitivity import Base, replay_seconds
 
     def far(stem: str, **more: Any) -> SweepConfig:
         """The thesis's pair with the sizes that a notebook is given."""
         own = {name: given[stem].get(name) for name in ("num_problems", "n", "max_depth")}
         return replayed_config(profile, **own | more)
+
+    def left(found: Study, each: SweepConfig | None = None) -> tuple[int, int, float]:
+        """each: what one replay searches, where that is not the study's."""
+        count, one = len(found.missing), each or found.config
+        seconds = count * replay_seconds(one.num_problems, one.n, one.max_depth)
+        return count + len(found.folders), count, seconds
 
     look: Any = {"compute": False, "stale_ok": stale_ok}
     same = [stem for stem in ON_RUNGS if stem in given]
@@ -185,7 +186,7 @@ def _replays_left(
         pairs = {RECORDED: recorded_config(profile, shares=shares)}
         pairs[REPLAYED] = far(same[0], shares=shares)
         for rung, config in pairs.items():
-            yield f"{rung} ({notebooks})", *_left(study.run_replayed(config, runs, **look))
+            yield f"{rung} ({notebooks})", *left(study.run_replayed(config, runs, **look))
     if SPLIT in given:
         own = given[SPLIT]
         asked = {name: own[f"writing_{name}"] for name in ("prm", "shares")}
@@ -193,63 +194,46 @@ def _replays_left(
         writes = {"prm_format": "thinkprm", "critiques": 1, "critique_tokens": 512}
         for name, more in (("a PRM that scores", {}), ("a PRM that writes", writes)):
             found = study.run_replayed(far(SPLIT, **asked, **more), runs, **look)
-            yield f"replayed, {name} ({SPLIT[:2]})", *_left(found)
+            yield f"replayed, {name} ({SPLIT[:2]})", *left(found)
     if BATCHING in given:
         grid = settings.changed(GRID, given[BATCHING])
         found = run_batches_replayed(far(BATCHING), grid, runs, **look)
-        cells = replace(found.config, num_problems=grid.batch_problems)
-        yield f"{REPLAYED} ({BATCHING[:2]})", _left(found)[0], _seconds(cells, len(found.missing))
+        cell = replace(found.config, num_problems=grid.batch_problems)
+        yield f"{REPLAYED} ({BATCHING[:2]})", *left(found, cell)
     if ABLATION in given:
         config = far(ABLATION)
         ablation = settings.replayed_ablation(config)
         found = study.run_ablation_replayed(config, ablation, runs, **look)
-        yield f"{REPLAYED} ({ABLATION[:2]})", *_left(found)
+        yield f"{REPLAYED} ({ABLATION[:2]})", *left(found)
     if OPTIMISATION in given:
         config = far(OPTIMISATION)
         plan = settings.plan_of(settings.PolicyPlan, profile, given[OPTIMISATION])
         plan = settings.replayed_policies(config, plan)
         try:
-            total, todo = _left(study.run_policies_replayed(config, plan, runs, **look))
+            found = study.run_policies_replayed(config, plan, runs, **look)
         except (KeyError, RunStoreError):  # budgets follow from a first search: none is stored
-            total = _policies_to_replay(config, plan)
-            todo = _seconds(config, total)
-        yield f"{REPLAYED} ({OPTIMISATION[:2]})", total, todo
+            any_size = settings.WorkingSet(1 << 30, 1 << 30, longest=256)
+            specs = settings.policy_runs(config, plan, any_size)
+            names = [
+                run.name
+                for run in (*settings.reference_runs(config, plan), *specs)
+                if not run.config.forget_pruned or run.get("technique") == settings.ALL
+            ]
+            found = study.Study(config, (), tuple(names))
+        yield f"{REPLAYED} ({OPTIMISATION[:2]})", *left(found)
     if MISSING in given:
         own = given[MISSING]
-        todo = Base.of(own["asked"], own["rounds"], own["replays"]).replays_left(
-            profile, own["values"]
-        )
-        yield MISSING, len(todo), todo
-
-
-def _left(found: Study) -> tuple[int, list[float]]:
-    """Of how many replays, and rough seconds of each that is not stored."""
-    count = len(found.missing)
-    return count + len(found.folders), _seconds(found.config, count)
-
-
-def _seconds(config: SweepConfig, count: int) -> list[float]:
-    """Rough seconds of each of so many replays of a search."""
-    from workbench.experiments.sensitivity import replay_seconds
-
-    return [replay_seconds(config.num_problems, config.n, config.max_depth)] * count
-
-
-def _policies_to_replay(config: SweepConfig, plan: PolicyPlan) -> int:
-    """How many replays the study of policies is, whatever its budgets come to."""
-    from workbench.experiments import settings
-
-    need = settings.WorkingSet(1 << 30, 1 << 30, longest=256)
-    specs = settings.policy_runs(config, plan, need)
-    kept = [r for r in specs if not r.config.forget_pruned or r.get("technique") == settings.ALL]
-    return len(settings.reference_runs(config, plan)) + len(kept)
+        base = Base.of(own["asked"], own["rounds"], own["replays"])
+        todo = base.replays_left(profile, own["values"])
+        yield MISSING, len(todo), len(todo), sum(todo)
 
 
 def report(sweep: Study, executed: list[Path], parameters: Mapping[str, Any]) -> bool:
     """Write pages and report; print what readers of the figures must know; whether a run failed."""
+    from workbench.experiments.claims import against
     from workbench.experiments.notebooks import write_page
     from workbench.experiments.provenance import committed_figures, project_root
-    from workbench.experiments.report import against, write_report
+    from workbench.experiments.report import write_report
     from workbench.experiments.study import figures_home
 
     for notebook in executed:

@@ -332,23 +332,15 @@ Measured = Annotated[dict[str, Any], [
     option("rate", float, "serve: requests a second, arriving by chance", min=0.001),
     option("url", str, "serve: of a server that runs already"),
 ]]  # fmt: skip
+Benchmark = Literal["engine", "search", "identity", "memory", "prm", "kernels", "replay", "reenact",
+                    "serve", "soak", "stale"]  # fmt: skip
 
 
 def bench(
     given: Measured,
-    name: Literal[
-        "engine",
-        "search",
-        "identity",
-        "memory",
-        "prm",
-        "kernels",
-        "replay",
-        "reenact",
-        "serve",
-        "soak",
-        "stale",
-    ] = Argument(help="what to measure; stale: records that the code has changed under"),
+    name: Benchmark = Argument(
+        help="what to measure; stale: records that the code has changed under"
+    ),
     json: str = Option(None, help="write the record (machine, versions, commit, rows) here"),
     isa: str = Option(None, help="avx512, avx2, neon: a lesser set than the host's, peers' too"),
 ) -> None:

@@ -1,14 +1,14 @@
 """The claims the study can judge: holds, fails or depends on, with number and interval.
 
 A verdict is a rule over numbers, written beside the claim, so that it can be argued with; it holds
-for the models measured.
+for the models measured. `against` sets figures drawn anew beside the committed ones.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -19,16 +19,12 @@ import numpy as np
 import pandas as pd
 
 from workbench.experiments import rows as drawn
+from workbench.experiments import settings
 from workbench.experiments.execute import RECORDED, REPLAYED
-from workbench.experiments.sensitivity import GIVEN, missing_values, reach, stored
-from workbench.experiments.settings import (
-    BATCHED,
-    THESIS_SHARE,
-    AblationPlan,
-    nearest_to_thesis,
-    sweep_config,
-)
-from workbench.experiments.statistics import LEVEL, Rates, is_replayed, upper_bound_of_none
+from workbench.experiments.provenance import describe
+from workbench.experiments.sensitivity import missing_values, reach, stored
+from workbench.experiments.settings import THESIS_SHARE, nearest_to_thesis, sweep_config
+from workbench.experiments.statistics import LEVEL, is_replayed, upper_bound_of_none
 from workbench.experiments.study import Study, rung, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
@@ -50,7 +46,6 @@ HARDLY = 0.05
 AGREE = 0.8
 """Rank correlation from which on two pairs are said to order the shares alike."""
 MATTERS = 0.01  # of prompt tokens not found cached
-FINISHING_DEPENDS = "the depth limit, and on more problems than were searched"
 PAIRS = {"measured tiny": "measured tiny pair", RECORDED: "SmolLM2, replayed",
          REPLAYED: "1B + 8B, replayed"}  # fmt: skip
 """What pages call a pair of models; rows name it in their column `rung`."""
@@ -91,6 +86,16 @@ def _by_construction(claim: Claim) -> Claim:
 def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
     """One row a claim: key, text, verdict, number, figure, rung."""
     return pd.DataFrame([asdict(claim) for claim in claims])
+
+
+def verdicts(judge: Callable[..., Claim], *tables: pd.DataFrame) -> str:
+    """A claim as judged of each pair of models, a list in Markdown. tables: what `judge` reads, all
+    with a column rung.
+    """
+    pairs = list(dict.fromkeys(tables[0]["rung"]))
+    found = [judge(*(rows[rows["rung"] == pair] for rows in tables)) for pair in pairs]
+    told = [f"- {PAIRS.get(p, p)}: **{c.verdict}** ({c.number})" for p, c in zip(pairs, found)]
+    return "\n".join([f"{found[0].text}:\n", *told])
 
 
 def peak_and_plateau(split: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -174,18 +179,22 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
     rare, common = most[most["value"] < RARE_EVENTS], most[most["value"] >= RARE_EVENTS]
     found = "Thrashing is rare at no LLM share"
     if len(rare):
-        shares = ", ".join(f"{share:.2f}" for share in rare.index)
         found = (
-            f"Thrashing is rare at LLM shares of {shares}, with at most {rare['value'].max():.1f} "
-            f"events in 1,000 look-ups and {rare['cost'].max():.0%} of the time spent on computing "
-            "again what was evicted"
+            f"Thrashing is rare at LLM shares of {_listed(rare.index)}, with at most "
+            f"{rare['value'].max():.1f} events in 1,000 look-ups and {rare['cost'].max():.0%} of "
+            "the time spent on computing again what was evicted"
         )
     often = [
-        f"{share:.2f} ({row['engine'].upper()} {row['value']:.0f} in 1,000 look-ups, "
-        f"{row['cost']:.0%} of the time)"
-        for share, row in common.iterrows()
+        f"{_listed(own.index)} (the {str(engine).upper()} up to {own['value'].max():.0f} in 1,000 "
+        f"look-ups, {own['cost'].max():.0%} of the time)"
+        for engine, own in common.groupby("engine")
     ]
-    return f"{found}; it is common at {', '.join(often)}." if often else f"{found}."
+    return f"{found}; it is common at {' and at '.join(often)}." if often else f"{found}."
+
+
+def _listed(shares: pd.Index) -> str:
+    """`0.15, 0.20`; none where there is none."""
+    return ", ".join(f"{share:.2f}" for share in shares) or "none"
 
 
 def policy_or_size(sizes: pd.DataFrame) -> tuple[str, str]:
@@ -233,17 +242,13 @@ def linear_claim(rows: pd.DataFrame) -> Claim:
     return _judged("C3", off <= 1, True, f"largest distance from the formula {off:.2f} blocks")
 
 
-def eviction_claim(plateau: Rates | pd.DataFrame, lost: pd.DataFrame) -> Claim:
+def eviction_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
     """C4, at the highest share beside every one that does the work of the fastest, so that the
     range over them is the noise; a replay has none. Holds where recomputing is more than half.
 
-    plateau: the sweep's rates, or rows of plots.memory_split; lost: rows of plots.lost_time.
+    lost: rows of plots.lost_time; split: of plots.memory_split, with a column rung.
     """
-    if isinstance(plateau, Rates):
-        (first, last), is_exact = plateau.plateau(plateau.peak.estimate), False
-    else:
-        same = peak_and_plateau(plateau)[1]
-        first, last, is_exact = same["low"], same["high"], is_replayed(plateau["rung"].iloc[0])
+    first, last = peak_and_plateau(split)[1][["low", "high"]]
     end = float(lost["llm_share"].max())
     if end <= last:
         number = (
@@ -260,6 +265,7 @@ def eviction_claim(plateau: Rates | pd.DataFrame, lost: pd.DataFrame) -> Claim:
         f"which do the same work; recomputing what was evicted is {part:.0%} of its time there, "
         f"{reach(low, high, '.0%')} of the slow-down"
     )
+    is_exact = is_replayed(split["rung"].iloc[0])
     slower = walls[end] > alike.max() and (is_exact or len(alike) > 1)  # one share tells no noise
     verdict = slower and low > 0.5, slower and high < 0.5
     return _judged("C4", *verdict, number, "the machine's noise")
@@ -282,11 +288,11 @@ def thrash_claim(rows: pd.DataFrame) -> Claim:
     events = rows[rows["metric"] == "events_per_1000"]
     most = events.sort_values("value").iloc[-1]
     often = events.groupby("llm_share")["value"].max() >= RARE_EVENTS
-    rare, common = (", ".join(f"{share:.2f}" for share in often.index[o]) for o in (~often, often))
+    rare, common = (_listed(often.index[each]) for each in (~often, often))
     number = f"most {most['engine'].upper()} at {most['llm_share']:.2f}: {most['value']:.1f} "
     number += f"[{most['low']:.1f}, {most['high']:.1f}] per 1,000 look-ups; "
     number += f"rare means fewer than {RARE_EVENTS:g}"
-    on = f"the share: it is rare at {rare or 'none'} and common at {common}"
+    on = f"the share: it is rare at {rare} and common at {common}"
     return _judged("C6", not often.any(), often.all(), number, on)
 
 
@@ -305,7 +311,7 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
 
 def ablation_claims(study: Study) -> list[Claim]:
     """C7 and C8, as far as their settings were measured."""
-    assert isinstance(study.plan, AblationPlan)
+    assert isinstance(study.plan, settings.AblationPlan)
     rows = drawn.ablation_rows(study).assign(num_problems=study.plan.num_problems)
     found = []
     for judge in (batching_claim, finishing_claim):
@@ -318,7 +324,7 @@ def batching_claim(rows: pd.DataFrame) -> Claim:
     """C7, of rows of plots.modifications. Holds where the whole interval of the gain is 1.5 times
     or more, fails where below; where it is a loss, why.
     """
-    gain = rows[(rows["metric"] == "gain") & (rows["setting"] == BATCHED[1])].iloc[0]
+    gain = rows[(rows["metric"] == "gain") & (rows["setting"] == settings.BATCHED[1])].iloc[0]
     number = (
         f"{gain['value']:.2f} times the problems/min [{gain['low']:.2f}, {gain['high']:.2f}]; "
         f"dramatic means {DRAMATIC:g} times"
@@ -344,7 +350,8 @@ def finishing_claim(rows: pd.DataFrame) -> Claim:
     if gains.iloc[-1] == 0:
         told[-1] += f" [{-bound:.2f}, {bound:.2f}]"
     number = f"accuracy {'; '.join(told)}, over {num_problems} problems; hardly means {HARDLY:g}"
-    return _judged("C8", False, gains.iloc[-1] > HARDLY, number, FINISHING_DEPENDS)
+    on = "the depth limit, and on more problems than were searched"
+    return _judged("C8", False, gains.iloc[-1] > HARDLY, number, on)
 
 
 def straight_claim(split: pd.DataFrame) -> Claim:
@@ -416,14 +423,14 @@ def sign_test(more: int, fewer: int) -> float:
     return min(1.0, 2 * tail / 2**total)
 
 
-# -- every claim on every pair of models, and the page made of them --
+# -- every claim on every pair of models --
 
 CLAIMS: dict[str, tuple[str, Callable[..., Claim], str]] = {
     "C1": ("Throughput peaks inside the interval, at a share of 0.3", peak_claim, "memory_split"),
     "C2": ("Only the KV cache changes with the share", constant_claim, "memory_parts"),
     "C3": ("Blocks are linear in the share", linear_claim, "kv_blocks"),
     "C4": ("The PRM-starved end slows down through eviction",
-           lambda lost, split: eviction_claim(split, lost), "lost_time memory_split"),
+           eviction_claim, "lost_time memory_split"),
     "C5": ("Hit rates are high everywhere for both models", hits_claim, "prefix_hits"),
     "C6": ("Thrashing is rare", thrash_claim, "thrashing"),
     "C7": ("Continuous problem batching helps dramatically", batching_claim, "modifications"),
@@ -435,12 +442,11 @@ CLAIMS: dict[str, tuple[str, Callable[..., Claim], str]] = {
 UNTESTED_BECAUSE = {
     ("C2", RECORDED): "a replay builds no engine: weights are as recorded, at every share",
     ("C7", RECORDED): "all 8 problems that were recorded are in flight at once, and none waits",
-    ("C8", RECORDED): "its PRM is no trained one: scores mean nothing, and so does accuracy",
-    ("C8", "measured SmolLM2"): "its PRM is no trained one: scores mean nothing",
-    ("C8", REPLAYED): "a replay samples nothing",
-    ("C9", RECORDED): "a replay samples nothing",
-    ("C9", REPLAYED): "a replay samples nothing",
-}
+    **dict.fromkeys((("C8", RECORDED), ("C8", "measured SmolLM2")),
+                    "its PRM is no trained one: scores mean nothing, and so does accuracy"),
+    **dict.fromkeys((("C8", REPLAYED), ("C9", RECORDED), ("C9", REPLAYED)),
+                    "a replay samples nothing"),
+}  # fmt: skip
 NO_ROWS = "the figure has no rows of this pair of models"
 
 
@@ -482,20 +488,24 @@ def rungs_in_words(split: pd.DataFrame) -> str:
     """Whether the peak and the order of shares agree between the first rung and each other, of rows
     of plots.memory_split. Shares that do the work of the fastest are of one rank.
     """
-    if "rung" not in split or split["rung"].nunique() < 2:
-        return "There is one pair alone."
-    (_, base), *others = split.groupby("rung", sort=False)
-    told = []
-    for other, rows in others:
-        (a, b), (c, d) = (peak_and_plateau(r)[0][["low", "high"]] for r in (base, rows))
-        order = _order_correlation(base, rows)
-        overlap = "overlaps" if max(a, c) <= min(b, d) else "does not overlap"
+    rates, peaks = dict[str, pd.Series](), list[tuple[float, float]]()
+    for at, rows in split.groupby("rung", sort=False):
+        peak, same = peak_and_plateau(rows)
+        rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"]
+        on_plateau = (same["low"] <= rate.index) & (rate.index <= same["high"])
+        rates[str(at)] = rate.mask(on_plateau, rate[on_plateau].mean()).round(6)
+        peaks.append((peak["low"], peak["high"]))
+    orders = pd.DataFrame(rates).corr("spearman").iloc[0]  # over the shares that both have
+    (low, high), told = peaks[0], []
+    for (other, order), (first, last) in zip(orders.iloc[1:].items(), peaks[1:]):
+        overlap = "overlaps" if max(low, first) <= min(high, last) else "does not overlap"
         alike = "agrees" if order >= AGREE else "differs"
         told.append(
-            f"on {pair_in_words(str(other))}, {c:.2f} to {d:.2f}, which {overlap}, and the order "
-            f"of shares {alike} (Spearman's rank correlation {order:.2f})"
+            f"on {pair_in_words(str(other))}, {first:.2f} to {last:.2f}, which {overlap}, and the "
+            f"order of shares {alike} (Spearman's rank correlation {order:.2f})"
         )
-    return f"The interval of the best share is {a:.2f} to {b:.2f} measured; {'; '.join(told)}."
+    measured = f"The interval of the best share is {low:.2f} to {high:.2f} measured"
+    return "; ".join([measured, *told]) + "."
 
 
 def chosen_in_words(folder: Path | None = None) -> str:
@@ -518,68 +528,102 @@ def prm_need(folder: Path) -> pd.Series:
     return need / high.groupby("rung", sort=False)["blocks_total"].max()
 
 
-def _order_correlation(*rungs: pd.DataFrame) -> float:
-    """Spearman's rank correlation of throughput over the shares that two rungs have; nan where all
-    are of one rank.
+# -- the figures of a folder beside the committed ones --
+
+COMPARED = (
+    ("tokens/s over those at 0.3", "memory_split", "tokens_per_s", ("llm_share",)),
+    ("share of the highest tokens/s", "memory_split", "peak_share", ()),
+    ("prompt tokens found cached", "prefix_hits", None, ("engine", "llm_share")),
+    ("thrash events in 1,000 look-ups", "thrashing", "events_per_1000", ("engine", "llm_share")),
+    ("problems/min over those without", "modifications", "gain", ("setting",)),
+    ("accuracy", "modifications", "accuracy", ("setting",)),
+    ("tokens/s over the elastic policy's", "optimisation", "tokens_per_s", ("setting",)),
+    ("tokens/s over the elastic policy's", "optimisation_replayed", "tokens_per_s", ("setting",)),
+)
+"""Numbers with intervals that other machines may have too: in words, figure, metric, and the
+columns that tell one from another, beside the pair of models.
+"""
+Bounds = dict[tuple[Any, ...], tuple[Any, Any, str]]
+"""Of each place in a table: low, high, and how both are told."""
+
+
+def against(figures: Path, committed: Path) -> list[str]:
+    """How the numbers and verdicts of a folder of figures differ from the committed ones, as lines
+    of text; none where both are one folder.
     """
-    rates = []
-    for rows in rungs:
-        rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"].sort_index()
-        same = peak_and_plateau(rows)[1]
-        alike = rate.loc[same["low"] : same["high"]]
-        rates.append(rate.where(~rate.index.isin(alike.index), alike.mean()))
-    both = pd.concat(rates, axis=1, join="inner").round(6)
-    return float(both.corr("spearman").to_numpy()[0, 1])
+    if figures.resolve() == committed.resolve():
+        return []
+    folders, tables, differ = (figures, committed), list[Bounds](), dict[str, None]()
+    here, there = ({file.stem for file in folder.glob("*.parquet")} for folder in folders)
+    if not here & there:
+        return ["None of these figures is among the committed ones: nothing is compared."]
+    lines = [
+        "A number agrees with the committed one where their 95 % intervals overlap; one without an "
+        "interval is taken as exact. Absolute rates are not compared."
+    ]
+    for said, name, metric, keys in COMPARED:
+        if name in here & there:
+            parts = (_intervals(folder / f"{name}.parquet", metric, keys) for folder in folders)
+            lines += _beside(f"{said} ({name})", *parts)
+    for claims in map(claims_of_figures, folders):  # a verdict is an interval of its own
+        tested = (claim for claim in claims if claim.verdict != UNTESTED)
+        told = {
+            (c.key, c.rung): (c.verdict, c.verdict, f"{c.verdict} ({c.number})") for c in tested
+        }
+        tables.append(told)
+    lines += _beside("verdicts of the claims", *tables)
+    for where, only in (("here", here - there), ("committed", there - here)):
+        lines += [f"Figures only {where}: {', '.join(sorted(only))}."] if only else []
+    for name in sorted(here & there):
+        a, b = (_origin(folder / f"{name}.json") for folder in folders)
+        pairs = {key: f"{a.get(key)} ({b.get(key)})" for key in a | b if a.get(key) != b.get(key)}
+        differ |= {f"{key} {both}": None for key, both in pairs.items()}
+    return [*lines, f"Settings that differ, here (committed): {'; '.join(differ) or 'none'}."]
 
 
-HEADS = {"key": "", "text": "claim", "number": "number and interval", "rung": "pair",
-         "told": "numbers"}  # fmt: skip
-"""How a report heads columns of claims_table and missing_values, where not by their names."""
+def _intervals(file: Path, metric: str | None, keys: tuple[str, ...]) -> Bounds:
+    """One entry of COMPARED, of a figure's rows."""
+    rows, columns = rows_with_rung(file), ["value", "low", "high"]
+    rows = rows[rows["metric"] == metric] if metric else rows
+    if metric == "tokens_per_s" and "ratio" in rows:
+        columns = ["ratio", "ratio_low", "ratio_high"]
+    elif metric == "tokens_per_s":
+        elastic = (rows["policy"] == settings.ELASTIC) & (rows["technique"] == settings.NONE)
+        rates = rows[elastic].set_index("budget")["value"]
+        rows[columns] = rows[columns].div(rows["budget"].map(rates), axis=0)
+    found = Bounds()
+    rows = rows.dropna(subset=columns[0]).round(9)  # sums in another order are equal
+    for *at, value, low, high in rows[["rung", *keys, *columns]].itertuples(index=False):
+        low, high = (value if math.isnan(end) else end for end in (low, high))
+        found[tuple(at)] = low, high, f"{value:.4g} [{low:.4g}, {high:.4g}]"
+    return found
 
 
-def claims_page(folder: Path, link: str) -> str:
-    """The claims as Markdown, and what was taken for missing values. folder: of the figures; link:
-    how the page's own folder names it.
+def _origin(file: Path) -> dict[str, Any]:
+    """Every setting of a figure, those of a plan among them, its commit and its machine."""
+    record = json.loads(file.read_text(encoding="utf-8"))
+    told = record["parameters"]
+    told |= told.pop("plan", {}) | told.pop("asked", {})
+    told |= {"commit": str(record["git"]["commit"])[:7], "machine": describe(record["machine"])}
+    return {key: told[key] for key in told if key not in ("profile", "provenance")}
+
+
+def _beside(said: str, here: Bounds, there: Bounds) -> list[str]:
+    """How many intervals overlap; how many places one side alone has, and by what; a line for each
+    that does not overlap.
     """
+    both = [at for at in here if at in there]
+    apart = [at for at in both if here[at][0] > there[at][1] or there[at][0] > here[at][1]]
+    text = f"{said}: {len(both) - len(apart)} of {len(both)} agree"
+    for where, own, other in (("here", here, there), ("committed", there, here)):
+        if count := len(own.keys() - other.keys()):
+            known = {value for at in other for value in at}
+            new = dict.fromkeys(value for at in own for value in at if value not in known)
+            text += f"; {count} only {where}" + f" ({_in_words(new)})" * bool(new)
+    told = [f"{_in_words(at)}: {here[at][2]} here, {there[at][2]} committed" for at in apart]
+    return [f"{text}.", *(f"  differs: {line}" for line in told)]
 
-    def table(rows: pd.DataFrame) -> str:
-        head, *lines = (f"| {' | '.join(row)} |\n" for row in (rows.columns, *rows.to_numpy()))
-        return "".join([head, "|---" * len(rows.columns) + "|\n", *lines])
 
-    judged = claims_table(claims_of_figures(folder)).replace(PAIRS).rename(columns=HEADS)
-    judged["verdict"] = "**" + judged["verdict"] + "**"
-    judged["figure"] = [f"[{name}]({link}/{name}.svg)" if name else "" for name in judged["figure"]]
-    record = json.loads((folder / "memory_split.json").read_text(encoding="utf-8"))
-    provenance = record["parameters"]["provenance"].replace("\n", " ")
-    split = pd.read_parquet(folder / "memory_split.parquet")
-    agree = ""
-    if "rung" in split:
-        need = prm_need(folder).items()
-        ratios = [f"{ratio:.2f} on {pair_in_words(str(at))}" for at, ratio in need]
-        agree = (
-            f"## Do the pairs agree?\n\n{rungs_in_words(split)}\n\n{chosen_in_words(folder)} The "
-            "most blocks that the PRM uses at once at 0.3, over those it has at 0.50: "
-            f"{', '.join(ratios)}.\n\n"
-        )
-    return f"""\
-# What the thesis claims, and what was found
-
-Written by `workbench figures` (and `--replot`) from the rows beside each figure; the rules stand in
-`workbench/experiments/claims.py`. *Depends on* means neither at every setting, or that the \
-interval reaches to both
-sides of the rule: the number says on what. *Holds by construction*: a replay computes the memory \
-with the formula
-that the claim is about, so nothing else could come out.
-
-{provenance}
-
-{table(judged)}
-{agree}## What the thesis leaves open, and what is taken instead
-
-*Survives*: at every setting tried a share of 0.3 loses at most 2 % to the best, and both ends of \
-the interval more than
-2 %; ranges are over the settings (1B + 8B, replayed: see [sensitivity]({link}/sensitivity.svg)). \
-The thesis gives
-{", ".join(GIVEN)}; they are set otherwise as well.
-
-{table(missing_values(stored(folder)[0]).rename(columns=HEADS))}"""
+def _in_words(values: Iterable[Any]) -> str:
+    """What tells rows apart: `measured tiny pair, prm, share 0.5`."""
+    return ", ".join(f"share {v:g}" if isinstance(v, float) else PAIRS.get(v, v) for v in values)

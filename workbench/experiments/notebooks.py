@@ -11,17 +11,15 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.config import require_known
 from workbench.errors import ConfigError, NotebookError
-from workbench.experiments.claims import PAIRS, Claim
 from workbench.experiments.export import drawing, share_plotly_js, write_together
 from workbench.experiments.provenance import project_root
 
@@ -84,9 +82,9 @@ def check_parameters(cells: Sequence[str] | None = None) -> None:
             require_known(_assigned(injected), known, "This notebook", "parameter")
 
 
-def known_together(files: Iterable[Path], given: Iterable[str]) -> dict[Path, list[str]]:
-    """The parameters of each notebook; ConfigError for a given one that none of them has."""
-    known = {file: list(default_parameters(file)) for file in files}
+def parameters_of(files: Iterable[Path], given: Iterable[str]) -> dict[Path, dict[str, Any]]:
+    """The default_parameters of each; ConfigError for a given one that none of them has."""
+    known = {file: default_parameters(file) for file in files}
     names = list(dict.fromkeys(name for each in known.values() for name in each))
     require_known(given, names, " and ".join(file.stem for file in known), "parameter")
     return known
@@ -99,18 +97,17 @@ def run_notebooks(
     out_dir: str | Path | None = None,
     *,
     folder: Path | None = None,
-    progress: bool = True,
     environment: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Execute notebooks in order; returns the executed files. Raises NotebookError.
 
     out_dir: default reports/notebooks/PROFILE. parameters: each goes to every notebook that has it;
-    one that none has is a ConfigError before the first starts. progress: their bars are shown.
-    environment: variables of the notebooks' processes.
+    one that none has is a ConfigError before the first starts. environment: variables of the
+    notebooks' processes.
     """
     files = notebook_files(names, folder)
     given = dict(parameters or {}) | ({"profile": profile} if profile else {})
-    known = known_together(files, given)
+    known = parameters_of(files, given)
     place = Path(out_dir or project_root() / "reports" / "notebooks" / (profile or "default"))
     place.mkdir(parents=True, exist_ok=True)
     ours = {name: value for name, value in BATCH.items() if name not in os.environ}
@@ -119,7 +116,7 @@ def run_notebooks(
     os.environ.update(ours)  # for the kernels started within
     try:
         return [
-            _run(file, {k: v for k, v in given.items() if k in known[file]}, place, progress)
+            _run(file, {k: v for k, v in given.items() if k in known[file]}, place)
             for file in files
         ]
     finally:
@@ -128,17 +125,17 @@ def run_notebooks(
         os.environ.update(before)
 
 
-def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool) -> Path:
+def _run(notebook: Path, parameters: dict[str, Any], place: Path) -> Path:
     import papermill  # noqa: PLC0415  an optional extra
 
     done, failed = place / notebook.name, place / f"{notebook.stem}.failed.ipynb"
     partial = place / f".{notebook.stem}.partial.ipynb"
     for old in (done, failed):
         old.unlink(missing_ok=True)
-    shown = {"progress_bar": False, "stderr_file": sys.stderr if progress else None}
-    shown |= {"extra_arguments": ["--IPKernelApp.log_level=CRITICAL"], "cwd": project_root()}
+    how = {"progress_bar": False, "stderr_file": sys.stderr, "cwd": project_root()}
+    how["extra_arguments"] = ["--IPKernelApp.log_level=CRITICAL"]
     try:
-        papermill.execute_notebook(notebook, partial, parameters, **shown)
+        papermill.execute_notebook(notebook, partial, parameters, **how)
     except BaseException as problem:
         if partial.exists():
             partial.replace(failed)
@@ -152,16 +149,6 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
             f"Notebook {notebook.name} failed{where}: {kind}: {what} See {failed}."
         ) from problem
     return partial.replace(done)
-
-
-def verdicts(judge: Callable[..., Claim], *tables: pd.DataFrame) -> str:
-    """A claim as judged of each pair of models, a list in Markdown. tables: what `judge` reads, all
-    with a column rung.
-    """
-    pairs = list(dict.fromkeys(tables[0]["rung"]))
-    found = [judge(*(rows[rows["rung"] == pair] for rows in tables)) for pair in pairs]
-    told = [f"- {PAIRS.get(p, p)}: **{c.verdict}** ({c.number})" for p, c in zip(pairs, found)]
-    return "\n".join([f"{found[0].text}:\n", *told])
 
 
 # -- pages --

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 import pandas as pd
@@ -27,7 +27,7 @@ from workbench.experiments import claims as judged
 from workbench.experiments import sensitivity, settings
 from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.export import tex_escaped, write_together
-from workbench.experiments.provenance import counted, describe, project_root
+from workbench.experiments.provenance import counted, project_root
 from workbench.experiments.settings import THESIS_SHARE, sweep_config
 from workbench.models.registry import model_spec
 
@@ -37,7 +37,7 @@ PAIRS = {TINY: "tiny", RECORDED: "smol", REPLAYED: "far"}
 """The pairs of models as rows name them, and how the names of their numbers begin."""
 MEASURED_AND_THESIS = [pair for pair in PAIRS.items() if pair[0] != RECORDED]
 Named = dict[str, str]
-WORDS = {3: "three", 4: "four"}
+T = TypeVar("T")
 OF_REPLAY = r"replayed 1B.*\n.*?: (\d+ problems, \d+ seeds?)"
 """What the note below a figure says was replayed of the thesis's pair."""
 FORM, BOUNDS = "{:.2f} ({:.2f} to {:.2f})", ["value", "low", "high"]
@@ -49,12 +49,10 @@ class Drawn:
 
     folder: Path
 
-    def has(self, *names: str) -> bool:
-        """Whether the rows of these figures are there."""
-        return all((self.folder / f"{name}.parquet").is_file() for name in names)
-
     def rows(self, name: str, rung: str = TINY) -> pd.DataFrame:
-        """Of a figure; where it has panels of several pairs, of one, LookupError if of none."""
+        """Of a figure; where it has panels of several pairs, of one. LookupError if of none,
+        FileNotFoundError where it is not drawn.
+        """
         rows = pd.read_parquet(self.folder / f"{name}.parquet")
         rows = rows[rows["rung"] == rung] if "rung" in rows else rows
         if rows.empty:
@@ -63,19 +61,8 @@ class Drawn:
 
     def parameters(self, name: str) -> dict[str, Any]:
         """What a figure was made with."""
-        return dict(self._record(name)["parameters"])
-
-    def origin(self, name: str) -> dict[str, Any]:
-        """Every setting of a figure, those of a plan among them, its commit and its machine."""
-        record = self._record(name)
-        told = record["parameters"]
-        for part in ("plan", "asked"):
-            told |= told.pop(part, {})
-        told |= {"commit": str(record["git"]["commit"])[:7], "machine": describe(record["machine"])}
-        return {key: told[key] for key in told if key not in ("profile", "provenance")}
-
-    def _record(self, name: str) -> dict[str, Any]:
-        return dict(json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8")))
+        record = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+        return dict(record["parameters"])
 
     def said(self, name: str, pattern: str) -> str:
         """What a pattern's group finds in the note below a figure. LookupError where nothing."""
@@ -158,8 +145,8 @@ def split_numbers(drawn: Drawn) -> Named:
     alike = rate.loc[same["low"] : same["high"], "value"]
     middle = settings.nearest_to_thesis(rate.index)
     for rung, name in PAIRS.items():
-        told = _losses(drawn.rows("memory_split", rung), drawn.rows("lost_time", rung))
-        found[f"{name}Equal"], found[f"{name}Losses"] = told
+        told = losses(drawn.rows("memory_split", rung), drawn.rows("lost_time", rung))
+        found |= {f"{name}{key}": text for key, text in told.items()}
     for part in ("recomputed_evicted", "recomputed_partial", "bookkeeping"):
         spent = judged.recomputed_part(lost, part)[middle]
         found[f"mid{part.removeprefix('recomputed_').capitalize()}"] = percent(spent)
@@ -171,12 +158,12 @@ def split_numbers(drawn: Drawn) -> Named:
     }
 
 
-def _losses(split: pd.DataFrame, lost: pd.DataFrame) -> tuple[str, str]:
-    """Of one pair the shares of equal work, and what each end that is none loses to the thesis's
-    share, and why.
+def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
+    """Of one pair the shares of equal work (Equal), and what each end that is none loses to the
+    thesis's share, in short (Lost) and with its interval and what the time goes into (Losses).
     """
     rate: Any = split[split["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
-    same, told = judged.peak_and_plateau(split)[1], list[str]()
+    same, lines = judged.peak_and_plateau(split)[1], list[str]()
     alike = rate.loc[same["low"] : same["high"]].index
     more: Any = lost.pivot_table("seconds", "llm_share", "part", aggfunc="sum").fillna(0.0)
     base = settings.nearest_to_thesis(rate.index)
@@ -186,13 +173,13 @@ def _losses(split: pd.DataFrame, lost: pd.DataFrame) -> tuple[str, str]:
         bounds = "no interval kept" if pd.isna(low + high) else f"95 %: {low:.1f} to {high:.1f} %"
         own = more.loc[share] / more.loc[share].sum()
         again = own.reindex(["recomputed_evicted", "recomputed_preempted"]).sum()
-        text = f"{loss:.1f} % at {share:.2f} ({bounds}; computing again: "
-        text += f"{percent(again) if again < 0.995 else 'all'} of the extra time"
-        slower = (
-            f", slower decoding: {percent(own['llm_decode'])}" if own["llm_decode"] > 0.1 else ""
-        )
-        told.append(f"{text}{slower})")
-    return _listed(alike), ", ".join(told) or "nothing"
+        goes = f"computing again: {percent(again) if again < 0.995 else 'all'} of the extra time"
+        if own["llm_decode"] > 0.1:
+            goes += f", slower decoding: {percent(own['llm_decode'])}"
+        lines.append(f"{loss:.1f} % at {share:.2f} ({bounds}; {goes})")
+    short = " and ".join(line.partition(" (")[0] for line in lines)
+    told = {"Equal": _listed(alike), "Lost": short, "Losses": ", ".join(lines)}
+    return {key: text or "nothing" for key, text in told.items()}
 
 
 def cache_numbers(drawn: Drawn) -> Named:
@@ -296,7 +283,7 @@ def policy_numbers(drawn: Drawn) -> Named:
                 "Flow": flows[settings.NONE] / static[settings.NONE].max()}  # fmt: skip
         found |= {f"{name}{key}": f"{value:.2f}" for key, value in told.items()}
         found[f"{name}OneName"] = settings.TECHNIQUES[alone.idxmax()].said
-        found[f"{name}Count"] = WORDS.get(len(alone), f"{len(alone)}")
+        found[f"{name}Count"] = f"{len(alone)}"
     tried = table[(table["policy"] == settings.STATIC) & (table["technique"] == settings.NONE)]
     shares = tried.set_index("kv_share")["times"].sort_index()
     edge = ", the highest of them" if shares.idxmax() == shares.index[-1] else ""
@@ -402,39 +389,44 @@ def spoken_of_pairs(claims: Iterable[judged.Claim]) -> str:
     return "; ".join(f"on {' and '.join(names)} it {text}" for text, names in pairs.items())
 
 
-PARTS: dict[str, tuple[Callable[[Drawn], Named], tuple[str, ...]]] = {
-    "setting": (setting_numbers, ("memory_split",)),
-    "memory": (memory_numbers, ("kv_blocks", "memory_parts", "memory_split")),
-    "split": (split_numbers, ("memory_split", "lost_time")),
-    "caches": (cache_numbers, ("thrashing", "lost_time", "prefix_hits", "miss_ratio",
-                               "miss_ratio_replayed")),
-    "blocks": (block_numbers, ("prm_blocks_030", "prm_blocks_050")),
-    "batches": (batch_numbers, ("llm_batch", "prm_batch", "balance", "memory_split")),
-    "ablation": (ablation_numbers, ("modifications",)),
-    "policies": (policy_numbers, ("optimisation", "optimisation_replayed", "memory_parts")),
-    "gains": (gain_numbers, ("optimisation",)),
-    "missing": (missing_numbers, ("sensitivity", "memory_split")),
-    "claims": (claim_numbers, ("memory_split",)),
-}  # fmt: skip
-"""Parts of the page: what reads the numbers that are told there, and of which figures."""
+PARTS: dict[str, Callable[[Drawn], Named]] = {
+    "setting": setting_numbers,
+    "memory": memory_numbers,
+    "split": split_numbers,
+    "caches": cache_numbers,
+    "blocks": block_numbers,
+    "batches": batch_numbers,
+    "ablation": ablation_numbers,
+    "policies": policy_numbers,
+    "gains": gain_numbers,
+    "missing": missing_numbers,
+    "claims": claim_numbers,
+}
+"""Parts of the page, and what reads the numbers that are told there."""
 
 
 def named_numbers(drawn: Drawn) -> dict[str, Named]:
-    """The numbers by part and name. A part is left out whose figures are not drawn, or whose runs
-    did not all finish.
-    """
+    """The numbers by part and name."""
+    return _drawn_only(PARTS, drawn)
+
+
+def _drawn_only(makers: Mapping[str, Callable[[Drawn], T]], drawn: Drawn) -> dict[str, T]:
+    """What each makes of the figures, left out where these are not drawn or did not all run."""
     found = {}
-    for part, (read, figures) in PARTS.items():
-        if drawn.has(*figures):
-            with suppress(LookupError, FileNotFoundError):  # what did not run has no rows
-                found[part] = read(drawn)
+    for name, make in makers.items():
+        with suppress(LookupError, FileNotFoundError):  # what did not run has no rows
+            found[name] = make(drawn)
     return found
 
 
 # -- tables, for the page and for LaTeX --
 
+HEADS = {"key": "", "text": "claim", "number": "number and interval", "rung": "pair",
+         "told": "numbers"}  # fmt: skip
+"""How columns of claims and missing values are headed, where not by their names."""
 
-def models_table() -> pd.DataFrame:
+
+def models_table(_: Drawn) -> pd.DataFrame:
     """The models of both scales by their shapes."""
     tiny, thesis, rows = sweep_config("default"), sweep_config("thesis"), []
     for config, width in ((tiny, 4), (thesis, 2)):
@@ -501,28 +493,35 @@ def verdict_table(drawn: Drawn) -> pd.DataFrame:
     rows = judged.claims_table(drawn.claims).assign(verdict=[*map(spoken, drawn.claims)])
     wide = rows.pivot(index=["key", "text"], columns="rung", values="verdict")
     wide = wide.rename(columns=judged.PAIRS).rename_axis(columns=None).reset_index()
-    return wide.rename(columns=judged.HEADS)
+    return wide.rename(columns=HEADS)
 
 
 def missing_table(drawn: Drawn) -> pd.DataFrame:
     """The missing values."""
     rows = sensitivity.missing_values(sensitivity.stored(drawn.folder)[0])
-    return rows.rename(columns=judged.HEADS)
+    return rows.rename(columns=HEADS)
+
+
+def claims_table(drawn: Drawn) -> pd.DataFrame:
+    """Every claim on every pair."""
+    return judged.claims_table(drawn.claims).replace(judged.PAIRS).rename(columns=HEADS)
+
+
+TABLES: dict[str, Callable[[Drawn], pd.DataFrame]] = {
+    "models": models_table,
+    "claims": claims_table,
+    "setting": setting_table,
+    "memory_parts": memory_table,
+    "ablation": ablation_table,
+    "techniques": technique_table,
+    "missing_values": missing_table,
+    "verdicts": verdict_table,
+}
 
 
 def tables(drawn: Drawn) -> dict[str, pd.DataFrame]:
-    """Those whose figures are drawn, by the names of their files; models and claims always."""
-    makers: dict[str, tuple[Callable[[Drawn], pd.DataFrame], str]] = {
-        "setting": (setting_table, "memory_split"),
-        "memory_parts": (memory_table, "memory_parts"),
-        "ablation": (ablation_table, "modifications"),
-        "techniques": (technique_table, "optimisation_replayed"),
-        "missing_values": (missing_table, "memory_split"),
-        "verdicts": (verdict_table, "memory_split"),
-    }
-    found = {name: make(drawn) for name, (make, of) in makers.items() if drawn.has(of)}
-    claims = judged.claims_table(drawn.claims).replace(judged.PAIRS).rename(columns=judged.HEADS)
-    return {"models": models_table(), "claims": claims, **found}
+    """Those whose figures are drawn, by the names of their files."""
+    return _drawn_only(TABLES, drawn)
 
 
 WIDE = {
@@ -562,6 +561,48 @@ def macro(name: str) -> str:
     return f"wb{name[0].upper()}{name[1:]}"
 
 
+def claims_page(drawn: Drawn) -> str:
+    """The claims as Markdown, for reports/, and what was taken for missing values."""
+
+    def table(rows: pd.DataFrame) -> str:
+        head, *lines = (f"| {' | '.join(row)} |\n" for row in (rows.columns, *rows.to_numpy()))
+        return "".join([head, "|---" * len(rows.columns) + "|\n", *lines])
+
+    claims, numbers = claims_table(drawn), claim_numbers(drawn)
+    provenance = drawn.parameters("memory_split")["provenance"].replace("\n", " ")
+    claims["verdict"] = "**" + claims["verdict"] + "**"
+    links = "[" + claims["figure"] + "](../figures/" + claims["figure"] + ".svg)"
+    claims["figure"] = links.where(claims["figure"] != "", "")
+    needs = judged.prm_need(drawn.folder).items()
+    need = ", ".join(f"{ratio:.2f} on {judged.pair_in_words(str(at))}" for at, ratio in needs)
+    return f"""\
+# What the thesis claims, and what was found
+
+Written by `workbench figures` (and `--replot`) from the rows beside each figure; the rules stand in
+`workbench/experiments/claims.py`. *Depends on* means neither at every setting, or that the interval
+reaches to both sides of the rule: the number says on what. *Holds by construction*: a replay
+computes the memory with the formula that the claim is about, so nothing else could come out.
+
+{provenance}
+
+{table(claims)}
+## Do the pairs agree?
+
+{numbers["rungsAgree"]}
+
+{numbers["agreementChosen"]} The most blocks that the PRM uses at once at 0.3, over those it has at
+0.50: {need}.
+
+## What the thesis leaves open, and what is taken instead
+
+*Survives*: at every setting tried a share of 0.3 loses at most 2 % to the best, and both ends of
+the interval more than 2 %; ranges are over the settings (1B + 8B, replayed: see
+[sensitivity](../figures/sensitivity.svg)). The thesis gives {", ".join(sensitivity.GIVEN)}; they
+are set otherwise as well.
+
+{table(missing_table(drawn))}"""
+
+
 def page(drawn: Drawn, numbers: Mapping[str, Named]) -> str:
     """The report as one HTML page: images within it, nothing loaded."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
@@ -570,19 +611,18 @@ def page(drawn: Drawn, numbers: Mapping[str, Named]) -> str:
         for name, table in tables(drawn).items()
     }
     quoted = {n: html.escape(text) for own in numbers.values() for n, text in own.items()}
-    split = drawn.parameters("memory_split") if drawn.has("memory_split") else {}
-    provenance = html.escape(split.get("provenance", "")).splitlines()
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     first = {c.key: spoken(c) for c in reversed(drawn.claims)}  # of the first pair
     of_pairs = {k: spoken_of_pairs(c for c in drawn.claims if c.key == k) for k in judged.CLAIMS}
     more = {
         "told": numbers,
         "figure": partial(drawn.image, numbers=count(1)),
+        "parameters": drawn.parameters,
         "table": shown,
         "verdict": dict.fromkeys(judged.CLAIMS, "") | first,
         "verdicts": of_pairs,
     }
-    return template.render(quoted, provenance=provenance, **more)
+    return template.render(quoted, **more)
 
 
 def write_report(figures: Path) -> Path:
@@ -596,111 +636,7 @@ def write_report(figures: Path) -> Path:
         write_together(figures, content)
         return figures / "study.html"
     texts = {f"{name}.tex": booktabs(name, table) for name, table in tables(drawn).items()}
-    texts["claims.md"] = judged.claims_page(figures, "../figures")
+    texts["claims.md"] = claims_page(drawn)
     texts["numbers.tex"] = numbers_tex(numbers)
     write_together(root / "reports", content | {n: text.encode() for n, text in texts.items()})
     return root / "reports" / "study.html"
-
-
-# -- these figures beside the committed ones --
-
-COMPARED = (
-    ("tokens/s over those at 0.3", "memory_split", "tokens_per_s", ["rung", "llm_share"]),
-    ("share of the highest tokens/s", "memory_split", "peak_share", ["rung"]),
-    ("prompt tokens found cached", "prefix_hits", None, ["rung", "engine", "llm_share"]),
-    ("thrash events in 1,000 look-ups", "thrashing", "events_per_1000",
-     ["rung", "engine", "llm_share"]),
-    ("problems/min over those without", "modifications", "gain", ["rung", "setting"]),
-    ("accuracy", "modifications", "accuracy", ["rung", "setting"]),
-    ("tokens/s over the elastic policy's", "optimisation", "tokens_per_s", ["rung", "setting"]),
-    ("tokens/s over the elastic policy's", "optimisation_replayed", "tokens_per_s",
-     ["rung", "setting"]),
-)  # fmt: skip
-"""Numbers with intervals that other machines may have too: in words, figure, metric, and the
-columns that tell one from another.
-"""
-RULE = (
-    "Beside the committed figures a number is inside where its 95 % interval and the committed one "
-    "overlap; one without an interval is taken as exact. Absolute rates are not compared."
-)
-
-
-def against(figures: Path, committed: Path) -> list[str]:
-    """How the numbers and verdicts of a folder of figures differ from the committed ones, as lines
-    of text; none where both are one folder.
-    """
-    if figures.resolve() == committed.resolve():
-        return []
-    both, lines = (Drawn(figures), Drawn(committed)), [RULE]
-    here, there = ({file.stem for file in each.folder.glob("*.parquet")} for each in both)
-    if not (shared := here & there):
-        return ["None of these figures is among the committed ones: nothing is compared."]
-    for said, name, metric, keys in COMPARED:
-        if name in shared:
-            tables = [_intervals(each, name, metric, keys) for each in both]
-            lines += _beside(f"{said} ({name})", tables, keys, ("inside", "outside"))
-    tables = [_verdicts(each) for each in both]
-    lines += _beside("verdicts of the claims", tables, ["claim", "rung"], ("the same", "other"))
-    for where, only in (("here", here - there), ("committed", there - here)):
-        lines += [f"Figures only {where}: {', '.join(sorted(only))}."] if only else []
-    differ = dict[str, dict[str, None]]()
-    for name in sorted(shared):
-        a, b = (each.origin(name) for each in both)
-        for key in (key for key in a | b if a.get(key) != b.get(key)):
-            differ.setdefault(key, {})[f"{a.get(key)} ({b.get(key)})"] = None
-    told = [f"{key} {' and '.join(pairs)}" for key, pairs in differ.items()]
-    return [*lines, f"Settings that differ, here (committed): {'; '.join(told) or 'none'}."]
-
-
-def _intervals(drawn: Drawn, name: str, metric: str | None, keys: list[str]) -> pd.DataFrame:
-    """One entry of COMPARED: its keys, low, high and how both are told."""
-    rows = judged.rows_with_rung(drawn.folder / f"{name}.parquet")
-    rows = rows[rows["metric"] == metric] if metric else rows
-    if metric == "tokens_per_s" and "ratio" in rows:
-        rows = rows.assign(value=rows["ratio"], low=rows["ratio_low"], high=rows["ratio_high"])
-    elif metric == "tokens_per_s":
-        base = rows.query("policy == @settings.ELASTIC and technique == @settings.NONE")
-        rates = rows["budget"].map(base.set_index("budget")["value"])
-        rows = rows.assign(**{bound: rows[bound] / rates for bound in BOUNDS})
-    rows = rows.dropna(subset="value").round(9)  # sums in another order are equal
-    low, high = (rows[bound].fillna(rows["value"]) for bound in ("low", "high"))
-    told = [f"{v:.4g} [{a:.4g}, {b:.4g}]" for v, a, b in zip(rows["value"], low, high)]
-    return rows[keys].assign(low=low, high=high, told=told)
-
-
-def _verdicts(drawn: Drawn) -> pd.DataFrame:
-    """As _intervals: a verdict is an interval of its own, apart from every other."""
-    tested = [claim for claim in drawn.claims if claim.verdict != judged.UNTESTED]
-    rows = [[c.key, c.rung, c.verdict, c.verdict, f"{c.verdict} ({c.number})"] for c in tested]
-    return pd.DataFrame(rows, columns=["claim", "rung", "low", "high", "told"])
-
-
-def _beside(
-    said: str, tables: list[pd.DataFrame], keys: list[str], words: tuple[str, str]
-) -> list[str]:
-    """How many intervals overlap and which are on one side alone; a line for each that does not."""
-    every = tables[0].merge(tables[1], "outer", keys, suffixes=("", "_there"), indicator="side")
-    both = every[every["side"] == "both"]
-    apart = both[(both["low"] > both["high_there"]) | (both["low_there"] > both["high"])]
-    text = f"{said}: {len(both) - len(apart)} of {len(both)} {words[0]}"
-    for side, where in (("left_only", "here"), ("right_only", "committed")):
-        if len(only := every.loc[every["side"] == side, keys]):
-            text += f"; {len(only)} only {where} ({_place(only, every)})"
-    lines = [f"{text}."]
-    for at, row in apart.iterrows():
-        place = _place(apart.loc[[at], keys], every)
-        lines.append(f"  {words[1]}: {place}: {row['told']} here, {row['told_there']} committed")
-    return lines
-
-
-def _place(own: pd.DataFrame, every: pd.DataFrame) -> str:
-    """Which rows of a table these are: values of the columns that tell them from others; of one row
-    all.
-    """
-    told = []
-    for column in map(str, own):
-        values = [f"{v:g}" if isinstance(v, float) else v for v in own[column].unique()]
-        if len(own) == 1 or len(values) < every[column].nunique():
-            names = ", ".join(judged.PAIRS.get(v, v) for v in values)
-            told.append(names if column == "rung" else f"{column.replace('_', ' ')} {names}")
-    return ", ".join(told).replace("llm share", "LLM share") or "others"

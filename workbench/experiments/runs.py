@@ -35,13 +35,7 @@ import pandas as pd
 from workbench.config import SweepConfig, format_size
 from workbench.errors import OutOfMemory, RunStoreError, nearest
 from workbench.experiments.memory import ENGINES, Feasibility, feasibility
-from workbench.experiments.provenance import (
-    describe,
-    machine_facts,
-    number,
-    this_code,
-    versions,
-)
+from workbench.experiments.provenance import describe, machine_facts, number, this_code, versions
 from workbench.experiments.settings import (
     COUNTED,
     REPLAY,

@@ -15,7 +15,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from workbench.config import require_known
@@ -23,13 +22,7 @@ from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments.backends import Backend
 from workbench.experiments.execute import REPLAYED
 from workbench.experiments.provenance import project_root
-from workbench.experiments.settings import (
-    EVERY_SHARE,
-    THESIS_SHARE,
-    nearest_to_thesis,
-    overridden,
-    sweep_config,
-)
+from workbench.experiments.settings import EVERY_SHARE, nearest_to_thesis, overridden, sweep_config
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
 from workbench.replay.advise import NEAR, ROLES, SHARE, Explored, Pair, Question, plateau
@@ -172,13 +165,11 @@ def values() -> tuple[Value, ...]:
 
 
 class FixedPRM(Pair):
-    """A pair whose PRM has a share of its own, whatever the LLM's is."""
-
-    prm_share = 0.5
+    """A pair whose PRM has half of the memory, whatever the LLM's share is."""
 
     def blocks(self, share: float) -> tuple[int, int]:
-        """The LLM's at its share, the PRM's at its own."""
-        return super().blocks(share)[0], super().blocks(1 - self.prm_share)[1]
+        """The LLM's at its share, the PRM's at a half."""
+        return super().blocks(share)[0], super().blocks(0.5)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,12 +297,13 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     and nearest to 0.3, as fractions: loss_low, loss_mid, loss_high.
     """
     own = rows[rows["what"] == SHARE].sort_values("llm_share")
-    shares, rate = own["llm_share"].to_numpy(float), own["tokens_per_s"].to_numpy(float)
-    first, last = plateau(1 / rate, float(1 / rate.max()))
-    middle, loss = int(np.abs(shares - THESIS_SHARE).argmin()), 1 - rate / rate.max()
+    rate = own.set_index("llm_share")["tokens_per_s"].astype(float)
+    first, last = plateau(1 / rate.to_numpy(), float(1 / rate.max()))
+    loss, shares = 1 - rate / rate.max(), rate.index
+    low, middle, high = loss.loc[[shares[0], nearest_to_thesis(shares), shares[-1]]]
     found = {"low": shares[0], "high": shares[-1], "plateau_low": shares[first]}
-    found |= {"plateau_high": shares[last], "best": shares[rate.argmax()]}
-    found |= {"loss_low": loss[0], "loss_mid": loss[middle], "loss_high": loss[-1]}
+    found |= {"plateau_high": shares[last], "best": rate.idxmax()}
+    found |= {"loss_low": low, "loss_mid": middle, "loss_high": high}
     return pd.DataFrame([{"kind": "setting", "tokens_per_s": rate.max(), "lacks": ""} | found])
 
 
@@ -362,22 +354,19 @@ def missing_values(rows: pd.DataFrame) -> pd.DataFrame:
     for value in values():
         tried = own[own["value"] == value.name]
         if value.name == WHOSE:
-            cells = "the PRM's part", UNTRIED, _of_the_prm(taken)
+            low, high = 1 - taken["feasible_high"], 1 - taken["feasible_low"]
+            told = (
+                f"as the PRM's part only {low:.2f} to {min(high, HIGH):.2f} of {LOW} to {HIGH} "
+                "would fit both models, and neither figure 6.2's 0.3 nor the lower end could have "
+                "been run"
+            )
+            cells = "the PRM's part", UNTRIED, told
         elif len(tried):
             cells = "; ".join(tried["setting"]), *verdict(tried)
         else:
             continue
         found.append(value._asdict() | dict(zip(("tried", "conclusion", "told"), cells)))
     return pd.DataFrame(found).rename(columns={"name": "value"})
-
-
-def _of_the_prm(taken: pd.Series) -> str:
-    """What the other reading of the axis would leave of it."""
-    low, high = 1 - taken["feasible_high"], 1 - taken["feasible_low"]
-    return (
-        f"as the PRM's part only {low:.2f} to {min(high, HIGH):.2f} of {LOW} to {HIGH} would fit "
-        "both models, and neither figure 6.2's 0.3 nor the lower end could have been run"
-    )
 
 
 def verdict(tried: pd.DataFrame) -> tuple[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +94,8 @@ def picks(runs: pd.DataFrame) -> dict[str, Pick]:
     of_a_cell = {*settings.LIMITS, "num_problems"}  # the cells of one study differ in these
     found = _groups(readable[~cells], set()) | _groups(readable[cells], of_a_cell)
     single = readable[~cells & (readable["status"] == FINISHED)]
-    single = single.iloc[(single["role"] != MEASURE).to_numpy().argsort(kind="stable")]
-    found |= {str(single["run_id"].iloc[k]): single.iloc[[k]] for k in range(len(single))}
+    first = single.sort_values("role", key=lambda role: role != MEASURE, kind="stable")
+    found |= {str(name): run for name, run in first.groupby("run_id", sort=False)}
     return {name: Pick(name, rows) for name, rows in found.items()}
 
 
@@ -163,6 +162,7 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> dict[str, pd.DataFrame]:
     }
 
 
+Compared = tuple[str, tuple[pd.DataFrame, ...]]
 Figure = tuple[Callable[[Pick, float], pd.DataFrame], Callable[[pd.DataFrame, str], go.Figure]]
 OF_SEARCHES: dict[str, Figure] = {
     "memory_split": (lambda pick, _: study_rows.split_rows(pick), plots.memory_split),
@@ -185,11 +185,13 @@ def figures_of(a: Pick, b: Pick | None = None) -> list[str]:
     return list(OF_BATCHES if a.is_batches else OF_SEARCHES)
 
 
-def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None = None) -> Drawing:
+def explore(
+    name: str, a: Pick, b: Pick | None = None, llm_share: float = 0.3, told: Compared | None = None
+) -> Drawing:
     """The figure called `name` of one pick, or of two overlaid; its rows have a column `pick`.
 
-    llm_share: of figures at one share, the nearest measured one (default 0.3). ConfigError for a
-    figure that is unknown or not of such runs.
+    llm_share: of figures at one share, the nearest measured one. told: how the two compare, where
+    that is known. ConfigError for a figure that is unknown or not of such runs.
     """
     require_known([name], figures_of(a, b), f"The pick {a.name!r}", "figure")
     chosen = [a] if b is None else [a, b]
@@ -202,11 +204,10 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
         words = f"{searches.name}; {cells.name}: {figure.layout.meta['caption']}"
         return Drawing(figure, rows, words, {})
     make, draw = (OF_SEARCHES | OF_BATCHES)[name]
-    wanted, shares = 0.3 if llm_share is None else llm_share, list[float]()
     for pick in chosen:
         if not pick.shares:
             raise RunStoreError(f"{pick.name} holds no finished run.")
-        shares.append(min(pick.shares, key=lambda share: abs(share - wanted)))
+    shares = [min(pick.shares, key=lambda share: abs(share - llm_share)) for pick in chosen]
     tables = [make(pick, share) for pick, share in zip(chosen, shares)]
     named = [table.assign(pick=pick.name) for table, pick in zip(tables, chosen)]
     rows = pd.concat(named, ignore_index=True)
@@ -224,12 +225,11 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
         lacking = [places[~places["llm_share"].isin(table["llm_share"])] for table in tables]
         tables = [pd.concat(pair, ignore_index=True) for pair in zip(tables, lacking)]
     figure = overlaid(*(draw(table, said) for table in tables))
-    words, differences = compared(a, b)
+    words, differences = told or compared(a, b)
     return Drawing(figure, rows, f"A: {a.name}. B: {b.name}. {words}", {}, differences)
 
 
-@lru_cache(maxsize=1)  # of the pair whose share is moved and whose figures are looked through
-def compared(a: Pick, b: Pick) -> tuple[str, tuple[pd.DataFrame, ...]]:
+def compared(a: Pick, b: Pick) -> Compared:
     """What `workbench runs compare` says of the two, in words and in its tables; or why they do not
     compare, and no table.
     """
@@ -298,6 +298,7 @@ class ExplorerView(FigureView):
         self.first = ipywidgets.Dropdown(options=names, layout=wide)
         self.second = ipywidgets.Dropdown(options=["none", *names], layout=wide)
         self.name = ipywidgets.Dropdown(options=figures_of(self._a))
+        self._comparison: Compared | None = None  # of the two that are picked
         self._share_row = ipywidgets.VBox()
         self._offer_shares()
         table = HtmlText(layout=ipywidgets.Layout(max_height="220px", overflow="auto"))
@@ -331,6 +332,7 @@ class ExplorerView(FigureView):
     def _other_pick(self, _: Any) -> None:
         """Figures and shares are those that the picks have."""
         offered, before = figures_of(self._a, self._b), self.name.value
+        self._comparison = None if self._b is None else compared(self._a, self._b)
         self._offer_shares()
         if list(self.name.options) != offered:
             self.name.unobserve(self.show, names="value")
@@ -354,5 +356,5 @@ class ExplorerView(FigureView):
             chosen["pick_b"] = self.second.value
         if name in AT_ONE_SHARE:
             chosen["llm_share"] = self._share
-        found = explore(name, self._a, self._b, self._share)
+        found = explore(name, self._a, self._b, self._share, self._comparison)
         return {"explored": replace(found, parameters=chosen)}
