@@ -204,6 +204,7 @@ GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "engine_smollm2.avx2": (WORKS, ENGINE),
     "search_systems": (
         {"problems_per_min": "problems a minute", "tokens": "tokens generated a problem",
+         "tokens_per_s": "generated tokens a second",
          "prm_over_ideal": "PRM tokens computed over distinct ones",
          "peak_memory": "peak memory of all processes"},
         {"ours": "={}@vllm-both", "our rounds over two vLLM, bf16": "{}@vllm-both",

@@ -110,6 +110,11 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
             ["07_modifications: 13 of 13 runs to do, about", "replayed 1B + 8B (07): 7 of 7"],
             "feasible",
         ),
+        (
+            ["11", "-p", "num_problems=[20, 10]", "-p", "beam_counts=[4, 8]"],
+            ["11_strategies: 36 of 36 runs to do, about"],
+            "feasible",
+        ),
         (["08"], ["replayed 1B + 8B (08): 14 of 14 replays to do, about 1 min (rough)"], "(07)"),
         (["09"], ["09_missing_values: nothing to replay, the committed rows"], "to do"),
         (["09", "-p", "values=['n', 'dtype']"], ["09_missing_values: 42 of 42 replays"], "runs"),

@@ -95,9 +95,12 @@ def test_strategies_are_compared_over_all_levels_and_over_the_easier_and_the_har
 
 
 def searched(spec):
-    """With 8 beams all is right; with 4 all of DVTS, of beam search all but one, else a half."""
+    """With 8 beams all is right; with 4 all of DVTS, all but one of beam search, all but four of
+    ETS, else a half.
+    """
     run, k = admitted(spec), np.arange(spec.config.num_problems)
-    right = {"dvts": k >= 0, "beam_search": k > 0}.get(spec.config.strategy, k % 2 == 0)
+    some = {"dvts": k >= 0, "beam_search": k > 0, "ets": k > 3}
+    right = some.get(spec.config.strategy, k % 2 == 0)
     problems = run.tables["problems"].assign(correct=right | (spec.config.n == 8))
     return replace(run, tables={**run.tables, "problems": problems})
 
@@ -111,7 +114,9 @@ def strategies(tmp_path_factory):
 
 
 def test_a_strategy_is_told_from_the_best_by_their_difference_problem_by_problem(strategies):
-    """One problem of 40 tells nothing, twenty do; where all is right, no strategy is better."""
+    """One problem of 40 tells nothing, and four nothing but to the bootstrap (McNemar's exact p is
+    0.125); twenty do. Where all is right, no strategy is better.
+    """
     rows = views.strategy_rows(strategies)
     of = rows[rows["levels"] == "all levels"].set_index(["n", "strategy"])
     assert set(of.loc[4, "best"]) == {"dvts"}
@@ -120,6 +125,20 @@ def test_a_strategy_is_told_from_the_best_by_their_difference_problem_by_problem
     assert gaps.loc["beam_search", ["gap", "gap_low"]].tolist() == [1 / 40, 0]
     assert gaps.loc["rebase", "gap"] == 0.5 and gaps.loc["rebase", "gap_low"] > 0.3
     assert (of.loc[8, "gap_high"] == 0).all()
+    assert of.loc[(4, "ets"), "gap_low"] > 0
+    best = claims.best_strategies(strategies, rows).set_index(["levels", "n"])
+    found = best.loc[("all levels", 4)]
+    assert (found["strategy"], found["alike"]) == ("dvts", "beam_search, ets")
+    assert best.loc[("all levels", 8), "alike"].count(",") == len(STRATEGIES) - 2
+    assert len(best) == 3 * 2
+
+
+def test_a_sign_test_is_exact():
+    """Against the binomial distribution's own sums; of nothing it tells nothing."""
+    assert [claims.sign_test(k, 0) for k in (0, 1, 4, 5)] == [1, 1, 0.125, 0.0625]
+    assert claims.sign_test(3, 3) == 1 and claims.sign_test(0, 4) == 0.125
+    assert claims.sign_test(8, 2) == pytest.approx(2 * (1 + 10 + 45) / 2**10)
+    assert 0 < claims.sign_test(900, 600) < 1e-10
 
 
 def test_what_a_strategy_does_to_both_caches_is_counted_over_its_runs(strategies):
@@ -134,9 +153,9 @@ def test_what_a_strategy_does_to_both_caches_is_counted_over_its_runs(strategies
 
 
 def test_gains_of_hard_and_easier_levels_are_those_of_the_problems_both_budgets_have(strategies):
-    """Of the 20: seven strategies of nine gain every odd problem, beam search the first."""
+    """Of the 20: six strategies of nine gain every odd problem, beam search the first, ETS four."""
     gains = views.gains_by_level(strategies)
-    easier, hard = (6 * 7 / 9 + 1 / 9) / 12, 4 * 7 / 9 / 8
+    easier, hard = (6 * 6 + 1 + 3) / 9 / 12, (4 * 6 + 1) / 9 / 8
     found = [gains[key].estimate for key in (views.EASIER, views.HARDER, "more")]
     assert found == pytest.approx([easier, hard, hard - easier])
     assert gains["more"].low < 0 < gains["more"].high

@@ -67,6 +67,8 @@ def figures(
     known = notebooks.parameters_of(notebooks.notebook_files(names or None), parameters)
     how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
     of_sweep = {field.name for field in fields(SweepConfig)} - {"profile"}
+    if [file.stem for file in known] == [COMPARED]:
+        of_sweep.remove("num_problems")  # the plan's: maybe one for each number of beams
     config = sweep_config(profile, **{k: v for k, v in parameters.items() if k in of_sweep})
     if dry_run:
         given = {file.stem: defaults | parameters for file, defaults in known.items()}

@@ -24,7 +24,7 @@ from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.provenance import describe
 from workbench.experiments.sensitivity import missing_values, reach, stored
 from workbench.experiments.settings import THESIS_SHARE, nearest_to_thesis, sweep_config
-from workbench.experiments.statistics import is_replayed, upper_bound_of_none
+from workbench.experiments.statistics import LEVEL, is_replayed, upper_bound_of_none
 from workbench.experiments.study import Study, rung, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
@@ -382,6 +382,45 @@ def _same_nodes_claim(*tables: pd.DataFrame) -> Claim:
         least = f"{same.min():.2%} of nodes are equal under the least equal"
         number = f"{least} of {len(same)} settings"
     return _judged("C9", same.min() == 1, True, f"{number} of {varied}")
+
+
+# -- strategies: which is best, and which others it is shown to beat --
+
+
+def best_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
+    """The best strategy of each levels and n, of rows of rows.strategy_rows, with `alike`: the
+    others that it is not shown to beat.
+
+    Shown is what the bootstrap over problems shows (gap_low above 0), and an exact test of the
+    problems that one of both answers more often: where few differ, the bootstrap sees too much.
+    The best was picked among all, so there the limit of 5 % is that of all others together.
+    """
+    named = study.runs[["run_id", "strategy", "n"]].merge(study.table("problems"), on="run_id")
+    named = named.astype({"correct": float, "level": float})
+    right: Any = named.pivot_table("correct", "problem_id", ["n", "strategy"])
+    level = named.groupby("problem_id")["level"].first()[right.index]
+    parts = {drawn.EASIER: right[level < drawn.HARD], drawn.HARDER: right[level >= drawn.HARD]}
+    most, by = (1 - LEVEL) / (rows["strategy"].nunique() - 1 or 1), ["levels", "n"]
+
+    def is_alike(row: Any) -> bool:
+        own = parts.get(row["levels"], right)[row["n"]]
+        ahead = own[row["best"]] - own[row["strategy"]]
+        chance = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
+        return bool(row["gap_low"] <= 0 or chance >= most)
+
+    others, best = (rows[rows["strategy"].eq(rows["best"]) == is_best] for is_best in (False, True))
+    near = others[[is_alike(row) for row in others.to_dict("records")]]
+    alike = near.groupby(by)["strategy"].agg(", ".join)
+    return best.set_index(by).assign(alike=alike).fillna({"alike": ""}).reset_index()
+
+
+def sign_test(more: int, fewer: int) -> float:
+    """Exact two-sided probability of numbers as far apart as these where both ways are as likely:
+    of problems that one side answers more often, and the other. With one seed McNemar's test.
+    """
+    total = more + fewer
+    tail = sum(math.comb(total, k) for k in range(max(more, fewer), total + 1))
+    return min(1.0, 2 * tail / 2**total)
 
 
 # -- every claim on every pair of models --
