@@ -61,7 +61,9 @@ def test_the_recommended_share_is_within_two_percent_of_the_best_of_all(name) ->
     told = found.replays[found.replays["what"] == SHARE].set_index("llm_share")
     pair, (low, high), kept = Pair(Question(*models, **settings)), found.plateau, found.recommended
     axis = pair.axis
-    for share in sorted({kept, *axis[:: max(1, len(axis) // 10)]} - ({*told.index} - {kept})):
+    for share in sorted(
+        {kept, axis[-1], *axis[:: max(1, len(axis) // 10)]} - ({*told.index} - {kept})
+    ):
         pair.at(share)
     again = pd.DataFrame(pair.rows).set_index("llm_share").drop(columns="replay_s")
     rates = {**again["tokens_per_s"], **told["tokens_per_s"]}

@@ -129,17 +129,10 @@ class Need(NamedTuple):
         return cls(engine, weights, buffers, block, least)
 
 
-def _longest(answers: Answers) -> int:
-    """Tokens of the longest request of a search, to either model."""
-    scored = (each.trie.length for own in answers.solutions.values() for each in own.values())
-    sampled = np.cumsum(answers.tokens.counts) - answers.tokens.offsets
-    return max(int(sampled.max()), *scored)
-
-
 class Pair:
-    """Two models in one memory, and the replays of them so far: `rows`.
+    """Two models in one memory, and the replays of them so far: `rows`. Raises as `advise`.
 
-    answers: the search; drawn where it is not given. need: of Need.of. Raises as `advise`.
+    answers: the search; drawn where it is not given. longest: tokens of a request. need: Need.of's.
     """
 
     def __init__(self, asked: Question, answers: Answers | None = None, **need: Any) -> None:
@@ -163,7 +156,9 @@ class Pair:
         allowed = min(need.engine.max_model_len for need in self.needs)
         for depth in (DEPTH, DEPTH // 2, DEPTH // 5):
             self.answers = answers or asked.drawn(depth)
-            self.longest = _longest(self.answers)
+            tokens, solved = self.answers.tokens, self.answers.solutions.values()
+            scored = (each.trie.length for own in solved for each in own.values())
+            self.longest = max(int((np.cumsum(tokens.counts) - tokens.offsets).max()), *scored)
             if answers or self.longest < allowed:
                 break
         if self.longest >= allowed:
@@ -212,7 +207,7 @@ class Pair:
         row |= dict(zip(RATES, (rate, 60 * rate * len(problems) / tokens)))
         sums = done.trace.steps.groupby("engine").sum(numeric_only=True)
         for role, count in zip(ROLES, blocks):
-            of = sums.loc[role]
+            of: Any = sums.loc[role]
             again = of["recomputed_tokens_evicted"] + of["recomputed_tokens_preempted"]
             row[f"{role}_kv_tokens"] = count * self.asked.block_size if share else math.inf
             row[f"{role}_hit_rate"] = of["hit_tokens"] / of["query_tokens"]
@@ -222,8 +217,14 @@ class Pair:
         return done
 
     def at(self, share: float, what: str = SHARE) -> float:
-        """Seconds of an exact replay at a share."""
-        return self.run(what, share, self.blocks(share)).throughput.wall_s
+        """Seconds of an exact replay at a share, the first row's where its steps are the same."""
+        blocks = self.blocks(share)
+        if self.free is None or share not in self.free.alike:
+            return self.run(what, share, blocks).throughput.wall_s
+        row = self.rows[0] | {"what": what, "llm_share": share, "replay_s": 0.0}
+        sizes = [count * self.asked.block_size for count in blocks]
+        self.rows.append(row | dict(zip(("llm_kv_tokens", "prm_kv_tokens"), sizes)))
+        return self.free.seconds
 
 
 def plateau(seconds: Sequence[float] | Floats, best: float) -> tuple[int, int]:
@@ -273,8 +274,8 @@ class Unlimited(NamedTuple):
             if need is pair.needs[0]:
                 crowded = np.maximum(peak / np.array(sizes, np.float64), 1) - 1
                 lost_s += done.throughput.llm_busy_s * crowded
-        told = lost_s, spare, (enough[0], enough[1])
-        return cls(done.throughput.wall_s, *told, [s for s, same in zip(axis, alike) if same])
+        told = lost_s, spare, (enough[0], enough[1]), [s for s, same in zip(axis, alike) if same]
+        return cls(done.throughput.wall_s, *told)
 
     def next_share(self, axis: Sequence[float], found: Mapping[float, float]) -> float | None:
         """The share to be replayed next: the roomiest of the plateau as guessed, what promises more
@@ -336,9 +337,9 @@ class Advice:
     replays: a row each, in simulated seconds: what, llm_share, rounds (none: the whole search),
     tokens_per_s, problems_per_min (of the search's mean length), against_best (tokens/s, to the
     best share) and of each model kv_tokens, lacks_tokens (of cache, to hit 99 % of what one without
-    limit hits), hit_rate, computed (tokens) and of these computed_again (had been evicted or
-    preempted); replay_s. Last with settings changed alone at the recommended share. flags: of each
-    engine, the LLM's and the PRM's: model, and OPTIONS, the last in the place of the first.
+    limit hits), hit_rate, computed (tokens), of these computed_again (had been evicted or
+    preempted); replay_s, 0: of the first row. flags: of each engine, the LLM's and the PRM's:
+    model, and OPTIONS, the last in the place of the first.
     """
 
     question: Question
@@ -355,9 +356,8 @@ class Advice:
     def changes(self) -> pd.DataFrame:
         """Settings changed alone, the best first: what, and gains against the recommended share."""
         rows = self.replays.set_index("what")
-        kept = rows.loc[[SHARE]].set_index("llm_share").loc[self.recommended, list(RATES)]
-        others = rows.drop(index=[SHARE, NO_LIMIT, WHOLE], errors="ignore")[list(RATES)]
-        gains = others / kept.astype(float) - 1
+        kept = rows.loc[[SHARE]].set_index("llm_share")[list(RATES)].loc[self.recommended]
+        gains = rows.drop(index=[SHARE, NO_LIMIT, WHOLE], errors="ignore")[list(RATES)] / kept - 1
         return gains.sort_values(RATES[0], ascending=False).reset_index()
 
     def to_dict(self) -> dict[str, Any]:
@@ -392,8 +392,8 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
         pair.rounds = None
         whole = Unlimited.of(pair, axis, WHOLE)
         pair.rounds = asked.rounds
-    first = {axis[0], present, axis[-1]} & {*axis}
-    explored = Explored.of(pair, axis, first, 0 if whole.alike else REPLAYS - 1)
+    first, most = {axis[0], present, axis[-1]} & {*axis}, 0 if whole.alike else REPLAYS - 1
+    explored = Explored.of(pair, axis, first, most)
     found, middle = explored.seconds, sum(explored.plateau) / 2
     middle = min(axis, key=lambda share: abs(share - middle))
     if middle not in found and not whole.alike:
@@ -417,8 +417,7 @@ def _change_each(pair: Pair, share: float) -> list[str]:
     asked, told = pair.asked, list[str]()
     for name, factor in CHANGED:
         if value := int(factor * getattr(asked, name)):
-            only: Any = {name: value}
-            changed = replace(asked, **only)
+            changed = replace(asked, **dict[str, Any]({name: value}))
             try:
                 other = Pair(changed, None if name == "n" else pair.answers)
                 other.rounds = pair.rounds
@@ -426,8 +425,7 @@ def _change_each(pair: Pair, share: float) -> list[str]:
                 pair.rows += other.rows
             except OutOfMemory as error:
                 told.append(f"{name} {value} was not replayed: {error}")
-    half = asked.max_model_len // 2
-    if half <= pair.longest:
+    if (half := asked.max_model_len // 2) <= pair.longest:
         told.append(f"max_model_len {half:,} has no room for requests of {pair.longest:,} tokens.")
     else:
         low, high = Pair(replace(asked, max_model_len=half), pair.answers).feasible
@@ -462,14 +460,14 @@ def _notes(pair: Pair) -> list[str]:
     device = pair.device
     fitted = {need.engine.name for need in pair.needs} & set(device.terms)
     bound = "fitted terms" if fitted else "its roofline, so they are a bound from below"
-    recording, left = pair.answers.recording, device.memory_bytes - pair.total
-    problems, depth = len(recording.problems), recording.settings.strategy_settings["max_depth"]
+    search, left = pair.answers.recording, device.memory_bytes - pair.total
+    depth = search.settings.strategy_settings["max_depth"]
     activations = " and ".join(format_size(need.activations) for need in pair.needs)
     notes = [
         f"Seconds are simulated for {device.name} ({device.source}), by {bound}.",
-        f"The search: {problems} MATH-500 problems to {depth} steps, lengths in Llama 3's tokens, "
-        f"at most {pair.longest:,} a request. Rates are over its first {pair.rounds} rounds, two a "
-        "step; beams go deeper after them, and need more cache. 16-bit weights and KV.",
+        f"The search: {len(search.problems)} MATH-500 problems to {depth} steps, lengths in Llama "
+        f"3's tokens, at most {pair.longest:,} a request. Rates are over its first {pair.rounds} "
+        "rounds, two a step; later beams are deeper and need more cache. 16-bit weights and KV.",
         f"Activations, from shapes: {activations}. Contexts and workspaces of two processes come "
         f"on top, and have {format_size(left)} here." + (" Ask with less total." * (left < 1)),
     ]
