@@ -247,6 +247,7 @@ def test_advice_is_a_page_of_100_columns_or_json(monkeypatch, capsys):
     for text in (f"share {found.recommended:.3g}", "What to change first", "max_num_seqs 128",
                  "--gpu-memory-util", "--mem-fraction-st", found.notes[0][:20],
                  "at 0.5     does not fit", "--port 8001 --gpu", "--port 30001 --mem",
+                 "more than the least that each starts with", "%) computed again: ",
                  "add --max-total-"):  # fmt: skip
         assert text in shown
     assert main([*command, "--json"]) == 0

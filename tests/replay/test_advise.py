@@ -11,7 +11,7 @@ import pytest
 import workbench
 from workbench.errors import ConfigError, ModelError, OutOfMemory
 from workbench.replay import advise as module
-from workbench.replay.advise import NEAR, NO_LIMIT, SHARE, Advice, Pair, Question
+from workbench.replay.advise import MARGIN, NEAR, NO_LIMIT, SHARE, WHOLE, Advice, Pair, Question
 
 TINY = ("tiny-solver", "tiny-prm")
 SMALL = {"device": "h100", "total": "28MiB", "n": 8, "in_flight": 16, "max_num_seqs": 64}
@@ -28,8 +28,11 @@ PEAKED = ("embedded", "a100-40")  # both ends lose; the 4090's PRM lacks room at
 
 @pytest.fixture(scope="module", autouse=True)
 def shallow():
-    """Searches of four rounds, two steps of each beam, not sixteen: half a second a replay."""
+    """Searches to six steps, not forty, compared over four rounds, two steps of each beam, not
+    sixteen: half a second a replay.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "DEPTH", 6)
         patch.setattr(module, "LEAST_ROUNDS", 4)
         patch.setattr(module, "MOST_ROUNDS", 4)
         yield
@@ -58,7 +61,9 @@ def test_the_recommended_share_is_within_two_percent_of_the_best_of_all(name) ->
     told = found.replays[found.replays["what"] == SHARE].set_index("llm_share")
     pair, (low, high), kept = Pair(Question(*models, **settings)), found.plateau, found.recommended
     axis = pair.axis
-    for share in sorted({kept, *axis[:: max(1, len(axis) // 10)]} - ({*told.index} - {kept})):
+    for share in sorted(
+        {kept, axis[-1], *axis[:: max(1, len(axis) // 10)]} - ({*told.index} - {kept})
+    ):
         pair.at(share)
     again = pd.DataFrame(pair.rows).set_index("llm_share").drop(columns="replay_s")
     rates = {**again["tokens_per_s"], **told["tokens_per_s"]}
@@ -72,6 +77,24 @@ def test_the_recommended_share_is_within_two_percent_of_the_best_of_all(name) ->
     assert both[0] == both[1]
     exact = [each["max-total-tokens"] for each in found.flags["SGLang"]]
     assert exact == [both[0]["llm_kv_tokens"], both[0]["prm_kv_tokens"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ASKED)
+def test_a_whole_search_loses_nothing_on_its_plateau(name) -> None:
+    """At both ends and at the recommended share it takes as long as without limit, and nothing is
+    computed again. In tight memory no share holds one.
+    """
+    found, (models, settings) = advised(name), ASKED[name]
+    assert found.whole == (name in ("a100-40", "l40s"))
+    pair = Pair(Question(*models, **settings))
+    pair.rounds = None
+    for share in {*found.plateau, found.recommended} if found.whole else ():
+        pair.at(share)
+    free = found.replays.set_index("what")["tokens_per_s"].get(WHOLE)
+    for row in pair.rows:
+        assert row["tokens_per_s"] == pytest.approx(free)
+        assert row["llm_computed_again"] == row["prm_computed_again"] == 0
 
 
 @pytest.mark.parametrize(
@@ -89,14 +112,17 @@ def test_a_pair_that_does_not_fit_gets_the_memory_that_lacks(models, device, tot
 
 
 def test_each_number_is_a_row_of_the_replays(found) -> None:
-    """At most six shares, the ends and 0.5/0.5 (or why it does not fit) among them; gains are
-    against the recommended share; a cache that lacks tokens is one that computes some again.
+    """At most six shares, the outermost that leave a margin and 0.5/0.5 (or why it does not fit)
+    among them; gains are against the recommended share; a cache that lacks tokens is one that
+    computes some again.
     """
     rows = found.replays[found.replays["what"] == SHARE].set_index("llm_share")
-    assert len(rows) <= 6 and {found.recommended, *found.plateau} <= {*rows.index}
-    assert rows.index.min() < found.feasible[0] + 0.01 and found.feasible[1] - 0.01 < max(
-        rows.index
-    )
+    assert len(rows) <= 6 and found.recommended in rows.index
+    assert found.whole or {*found.plateau} <= {*rows.index}
+    low, high = found.feasible
+    assert MARGIN <= rows.index.min() - low < MARGIN + 0.01
+    assert MARGIN <= high - rows.index.max() < MARGIN + 0.01
+    assert (rows["llm_computed"] > rows["llm_computed_again"]).all()
     assert "An LLM share of 0.5 leaves tiny-prm" in found.notes[0]
     assert rows["against_best"].max() == 0 and found.replays["what"].iloc[0] == NO_LIMIT
     for role in ("llm", "prm"):
@@ -156,3 +182,11 @@ def test_what_cannot_be_is_refused_by_name(given, error, said) -> None:
     llm, prm = given.pop("llm", TINY[0]), given.pop("prm", TINY[1])
     with pytest.raises(error, match=said):
         workbench.advise(llm, prm, **SMALL | given)
+
+
+def test_nothing_is_claimed_of_a_model_on_vllm_where_it_was_not_run() -> None:
+    """A model with a value head: its class is named, and what such models lack there."""
+    asked = Question(*QWEN, "l40s", n=1, in_flight=1)
+    told = [note for note in module._notes(Pair(asked)) if "vLLM" in note]
+    assert len(told) == 1 and "skywork-prm-1.5b (Qwen2ForPrmModel) was not run on vLLM" in told[0]
+    assert not any("vLLM" in note for note in module._notes(Pair(replace(asked, prm=THESIS[1]))))

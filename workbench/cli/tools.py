@@ -205,31 +205,40 @@ def _show_advice(found: Advice) -> None:
     rows = found.replays.to_dict("records")
     at = {row["llm_share"]: row for row in rows if row["what"] == "share"}
     give = format_size(share * found.total), format_size((1 - share) * found.total)
+    beyond = (share - found.feasible[0], found.feasible[1] - share)
+    room = " and ".join(format_size(each * found.total) for each in beyond)
+    rounds = f"the first {rows[0]['rounds']:.0f} rounds"
+    over = f"within 2 % of the best, over {rounds}"
+    if found.whole:
+        over = "neither cache is short in a whole search"
     console = Console(highlight=False, width=100)
     console.print(
         f"{asked.llm} (LLM) and {asked.prm} (PRM) in {format_size(found.total)} of {asked.device}; "
         f"n = {asked.n}, beam width {asked.beam_width}, {asked.in_flight} problems in flight, "
         f"{asked.max_num_seqs} sequences and {asked.max_num_batched_tokens:,} tokens a step\n\n"
         f"[bold]share {share:.3g}[/]: {give[0]} to the LLM, {give[1]} to the PRM\n"
+        f"room       {room} more than the least that each starts with\n"
         f"feasible   {found.feasible[0]:.3f} to {found.feasible[1]:.3f}\n"
-        f"plateau    at least {found.plateau[0]:.3g} to {found.plateau[1]:.3g}, replayed: within "
-        "2 % of the best"
+        f"plateau    at least {found.plateau[0]:.3g} to {found.plateau[1]:.3g}: {over}\n"
+        f"Over {rounds}, against the best (whole searches are deeper and may lose more):"
     )
     present = 0.5 if asked.llm_share is None else asked.llm_share
     for each in sorted({min(at), max(at), share, present}):
         if each not in at:
             console.print(f"at {each:<7.3g} does not fit: the first note says what lacks")
             continue
-        short = [f"{role.upper()}'s cache lacks {at[each][f'{role}_lacks_tokens']:,.0f} tokens, "
-                 f"{at[each][f'{role}_computed_again']:,} are computed again"
-                 for role in ("llm", "prm") if at[each][f"{role}_lacks_tokens"]]  # fmt: skip
-        told = "; the ".join(short)
+        row = at[each]
+        short = [f"the {role.upper()}'s cache lacks {row[f'{role}_lacks_tokens']:,.0f}"
+                 for role in ("llm", "prm") if row[f"{role}_lacks_tokens"]]  # fmt: skip
+        again, computed = (
+            row[f"llm_{name}"] + row[f"prm_{name}"] for name in ("computed_again", "computed")
+        )
         console.print(
-            f"at {each:<7.3g} {at[each]['against_best']:+.1%} tokens/s: "
-            + (f"the {told}" if short else "no cache is short")
+            f"at {each:<7.3g} {row['against_best']:+.1%} tokens/s, {again:,} tokens "
+            f"({again / computed:.1%}) computed again: {', '.join(short) or 'no cache is short'}"
         )
     gains = found.replays["against_best"].iloc[0]
-    console.print(f"no limit   {gains:+.1%}: all that more memory could give\n")
+    console.print(f"no limit   {gains:+.1%} tokens/s: all that more memory could give\n")
     console.print("[bold]What to change first[/] (alone, at this share; n changes accuracy too)")
     for row in found.changes.to_dict("records"):
         gains = f"{row['tokens_per_s']:+.1%} tokens/s, {row['problems_per_min']:+.1%} problems/min"
@@ -242,11 +251,12 @@ def _show_advice(found: Advice) -> None:
     head = ("", "share", "KV ktokens", "lacks k", "hits %", "again k", "tokens/s", "best", "took s")
     cells = []
     for row in rows:
-        limited = row["what"] != "no limit"
+        limited = row["llm_share"] is not None and row["llm_share"] == row["llm_share"]
         sizes = [both(row, f"{n}_tokens", ",.0f", 1e-3) if limited else "" for n in ("kv", "lacks")]
         share_ = f"{row['llm_share']:.3g}" if limited else ""
         hits, again = both(row, "hit_rate", ".1f", 100), both(row, "computed_again", ",.0f", 1e-3)
-        rate = f"{row['tokens_per_s']:,.0f}", f"{row['against_best']:+.1%}"
+        whole = row["what"] == "whole search"
+        rate = f"{row['tokens_per_s']:,.0f}", "" if whole else f"{row['against_best']:+.1%}"
         cells.append((row["what"], share_, *sizes, hits, again, *rate, f"{row['replay_s']:.1f}"))
     console.print("\n[bold]Replays[/] (LLM / PRM)")
     console.print(table(head, cells))

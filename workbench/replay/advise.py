@@ -3,10 +3,11 @@
     found = advise("llama-3.2-1b", "llama-3.1-8b-prm", device="a100-40", total="40GiB")
     found.recommended, found.plateau, found.replays, found.flags
 
-A beam search is drawn (workload.thesis_search) and replayed once with memory without limit. The
-cache calls of that replay give both models' miss-ratio curves, and so a guess of what each share
-loses. The guess chooses shares; each is replayed exactly and corrects the guess around it. Every
-number of the answer is a row of the table of replays, or arithmetic on bytes.
+A beam search is drawn (workload.thesis_search) and replayed, whole, with memory without limit. Its
+cache calls give both models' miss-ratio curves, and so the shares at which neither cache is short:
+there the steps are the same, and nothing is lost. What others lose is replayed over the first
+rounds; where all lose something, a guess from the curves chooses what to replay, and each replay
+corrects it. Every number is a row of the table of replays, or arithmetic on bytes.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ RATES = ("tokens_per_s", "problems_per_min")
 REPLAYS = 6  # shares that are replayed
 NEAR = 0.02  # a plateau: shares that lose less than this to the best
 ENOUGH = 0.99  # a cache is short that hits less than this part of what one without limit hits
+ROOMY = 0.98  # of a cache: no request waits where those that run take less
+MARGIN = 0.01  # of the total: what a share leaves either model beyond what it starts with
+DEPTH = 40  # steps of a search, as the thesis's
 MOST_BEAMS = 3072  # n 64 with 48 problems in flight
-NODES, LEAST_ROUNDS, MOST_ROUNDS = 12288, 6, 24  # of a replay: beams times rounds
+NODES, LEAST_ROUNDS, MOST_ROUNDS = 12288, 6, 24  # of a replay of its first: beams times rounds
 PROBLEMS, LEAST_PROBLEMS = 2, 16  # of the search: times those in flight, so that these stay so many
 USABLE = 0.9  # of the device's memory, where no total is given; drivers take some
 OPTIONS = {  # the memory's part, sequences, tokens of a step, of a request; exactly: the KV's size
@@ -47,8 +51,8 @@ OPTIONS = {  # the memory's part, sequences, tokens of a step, of a request; exa
     "SGLang": ("mem-fraction-static", "max-running-requests", "chunked-prefill-size",
                "context-length", "max-total-tokens"),
 }  # fmt: skip
-CHANGED = ("max_num_seqs", "in_flight", "n")
-SHARE, NO_LIMIT = "share", "no limit"  # what a row of the table of replays is of
+CHANGED = ("max_num_seqs", 0.5), ("max_num_seqs", 2), ("in_flight", 0.5), ("n", 0.5)
+SHARE, NO_LIMIT, WHOLE = "share", "no limit", "whole search"  # what a row of the replays is of
 Floats = NDArray[np.float64]
 
 
@@ -85,7 +89,7 @@ class Question:
 
     @property
     def rounds(self) -> int:
-        """How many the search is replayed for, two a step (sampled, scored): some seconds."""
+        """How many shares and settings are compared over, two a step (sampled, scored): seconds."""
         return max(LEAST_ROUNDS, min(MOST_ROUNDS, NODES // (self.n * self.in_flight)))
 
     @property
@@ -94,9 +98,7 @@ class Question:
         return max(PROBLEMS * self.in_flight, LEAST_PROBLEMS)
 
     def drawn(self, depth: int, *drawn: Any) -> Answers:
-        """The search that is replayed, steps down to a depth. drawn: seed and assumptions, as
-        thesis_search takes them.
-        """
+        """The search, steps down to a depth. drawn: seed and assumptions, as thesis_search."""
         return Answers(thesis_search(self.problems, self.n, self.beam_width, depth, *drawn))
 
 
@@ -127,25 +129,16 @@ class Need(NamedTuple):
         return cls(engine, weights, buffers, block, least)
 
 
-def _longest(answers: Answers) -> int:
-    """Tokens of the longest request of a search, to either model."""
-    found = [each.trie.length for own in answers.solutions.values() for each in own.values()]
-    for problem in answers.recording.problems:
-        ends: dict[tuple[int, ...], int] = {(): len(problem.prompt)}
-        for step in problem.steps:
-            ends[step.path] = ends[step.path[:-1]] + len(step.tokens)
-        found += ends.values()
-    return max(found)
-
-
 class Pair:
-    """Two models in one memory, and the replays of them so far: `rows`.
+    """Two models in one memory, and the replays of them so far: `rows`. Raises as `advise`.
 
-    answers: the search; drawn where it is not given. need: of Need.of. Raises as `advise`.
+    answers: the search; drawn where it is not given. longest: tokens of a request. need: Need.of's.
     """
 
     def __init__(self, asked: Question, answers: Answers | None = None, **need: Any) -> None:
-        self.asked, self.rounds, self.rows = asked, asked.rounds, list[dict[str, Any]]()
+        self.asked, self.rows = asked, list[dict[str, Any]]()
+        self.rounds: int | None = asked.rounds  # None: the whole search
+        self.free: Unlimited | None = None  # what it tells of an axis, where that is known
         self.device = load_device(asked.device)
         usable = round(USABLE * self.device.memory_bytes)
         self.total = usable if asked.total == "" else parse_size(asked.total)
@@ -160,11 +153,17 @@ class Pair:
                 f"{parts}, and there are {format_size(self.total)}. Give more memory, another "
                 "model, or less max_model_len or max_num_batched_tokens."
             )
-        self.answers = answers or asked.drawn(asked.rounds)
-        self.longest, allowed = _longest(self.answers), [n.engine.max_model_len for n in self.needs]
-        if self.longest >= min(allowed):
+        allowed = min(need.engine.max_model_len for need in self.needs)
+        for depth in (DEPTH, DEPTH // 2, DEPTH // 5):
+            self.answers = answers or asked.drawn(depth)
+            tokens, solved = self.answers.tokens, self.answers.solutions.values()
+            scored = (each.trie.length for own in solved for each in own.values())
+            self.longest = max(int((np.cumsum(tokens.counts) - tokens.offsets).max()), *scored)
+            if answers or self.longest < allowed:
+                break
+        if self.longest >= allowed:
             raise ConfigError(
-                f"max_model_len is {min(allowed):,}; the replayed search has requests of "
+                f"max_model_len is {allowed:,}; the replayed search has requests of "
                 f"{self.longest:,} tokens: give more than that, or a model that takes it."
             )
 
@@ -202,72 +201,81 @@ class Pair:
         models = self.needs[0].engine, self.needs[1].engine
         how |= {"min_problem_batch": self.asked.in_flight, "max_rounds": self.rounds}
         done = replay(self.answers, self.device, llm=llm, prm=prm, models=models, **how)
-        row: dict[str, Any] = {"what": what, "llm_share": share}
+        row: dict[str, Any] = {"what": what, "llm_share": share, "rounds": self.rounds}
         rate, problems = done.throughput.tokens_per_s, self.answers.recording.problems
         tokens = sum(len(step.tokens) for problem in problems for step in problem.steps)
         row |= dict(zip(RATES, (rate, 60 * rate * len(problems) / tokens)))
+        sums = done.trace.steps.groupby("engine").sum(numeric_only=True)
         for role, count in zip(ROLES, blocks):
-            steps = done.trace.steps[done.trace.steps["engine"] == role]
-            again = ["recomputed_tokens_evicted", "recomputed_tokens_preempted"]
+            of: Any = sums.loc[role]
+            again = of["recomputed_tokens_evicted"] + of["recomputed_tokens_preempted"]
             row[f"{role}_kv_tokens"] = count * self.asked.block_size if share else math.inf
-            row[f"{role}_hit_rate"] = steps["hit_tokens"].sum() / steps["query_tokens"].sum()
-            row[f"{role}_computed_again"] = int(steps[again].to_numpy().sum())
+            row[f"{role}_hit_rate"] = of["hit_tokens"] / of["query_tokens"]
+            row[f"{role}_computed"] = int(of["prefill_tokens"] + of["decode_tokens"])
+            row[f"{role}_computed_again"] = int(again)
         self.rows.append(row | {"replay_s": time.perf_counter() - start})
         return done
 
     def at(self, share: float, what: str = SHARE) -> float:
-        """Seconds of an exact replay at a share."""
-        return self.run(what, share, self.blocks(share)).throughput.wall_s
+        """Seconds of an exact replay at a share, the first row's where its steps are the same."""
+        blocks = self.blocks(share)
+        if self.free is None or share not in self.free.alike:
+            return self.run(what, share, blocks).throughput.wall_s
+        row = self.rows[0] | {"what": what, "llm_share": share, "replay_s": 0.0}
+        sizes = [count * self.asked.block_size for count in blocks]
+        self.rows.append(row | dict(zip(("llm_kv_tokens", "prm_kv_tokens"), sizes)))
+        return self.free.seconds
 
 
 def plateau(seconds: Sequence[float] | Floats, best: float) -> tuple[int, int]:
     """The first and the last place around the least that loses less than NEAR to the best."""
-    good = np.asarray(seconds) <= best / (1 - NEAR)
-    first = last = int(np.argmin(seconds))
-    while first and good[first - 1]:
-        first -= 1
-    while last + 1 < len(good) and good[last + 1]:
-        last += 1
-    return first, last
+    bad, least = np.flatnonzero(np.asarray(seconds) > best / (1 - NEAR)), int(np.argmin(seconds))
+    first = max(bad[bad < least], default=-1) + 1
+    return int(first), int(min(bad[bad > least], default=len(seconds))) - 1
 
 
 class Unlimited(NamedTuple):
     """The search in memory without limit, and what its cache calls tell of less.
 
     lost_s: a guess of the seconds that each share of the axis loses; spare: how many times its need
-    the shorter of the caches has there; enough: that need in tokens, of the LLM and of the PRM.
+    the shorter of the caches has there; enough: that need in tokens, of the LLM and of the PRM;
+    alike: shares at which neither cache evicts what is asked for again, nor lets a request wait.
     """
 
     seconds: float
     lost_s: Floats
     spare: Floats
     enough: tuple[int, int]
+    alike: list[float]
 
     @classmethod
-    def of(cls, pair: Pair, axis: Sequence[float]) -> Unlimited:
-        """What is lost is computed again at the device's FLOP/s; an LLM without room for all it
-        decodes at once takes as many times the steps.
+    def of(cls, pair: Pair, axis: Sequence[float], what: str = NO_LIMIT) -> Unlimited:
+        """Lost is what is computed again, at the device's FLOP/s, and an LLM's steps as many times
+        as it lacks room for all it decodes at once.
         """
         size = pair.asked.block_size
         steps = [s for problem in pair.answers.recording.problems for s in problem.steps]
         room = sum(3 + (len(s.tokens) + 32) // size for s in steps) + 65536 // size
-        done = pair.run(NO_LIMIT, None, (room, room), log_calls=True)
+        done = pair.run(what, None, (room, room), log_calls=True)
         lost_s, spare, enough = np.zeros(len(axis)), np.full(len(axis), np.inf), []
+        alike = np.ones(len(axis), bool)
         caches: tuple[Any, ...] = (done.llm.cache, done.prm.cache)
         for need, cache, sizes in zip(pair.needs, caches, zip(*map(pair.blocks, axis))):
-            peak = int(miss_ratio(cache.calls, [1])["peak_active"].iloc[0])
+            curve = miss_ratio(cache.calls, range(1, max(2 * room, *sizes) + 1))
+            curve, peak = curve.set_index("num_blocks"), int(curve["peak_active"].iloc[0])
             fine = np.linspace(peak, peak + cache.calls.num_contents, 400).astype(int)
-            curve = miss_ratio(cache.calls, sorted({*sizes, *fine.tolist()}))
-            curve = curve.set_index("num_blocks")
+            own, curve = curve.loc[list(sizes)], curve.loc[sorted({*sizes, *fine.tolist()})]
             hits, most = curve["hit_tokens"], curve["hit_tokens"].max()
             enough.append(size * int(curve.index[curve["fits"] & (hits >= ENOUGH * most)][0]))
             spare = np.minimum(spare, np.array(sizes) * size / enough[-1])
-            again = (most - hits.loc[list(sizes)]).to_numpy(np.float64)
+            alike &= (own["thrashed"].to_numpy() == 0) & (peak <= ROOMY * np.array(sizes))
+            again = (most - own["hit_tokens"]).to_numpy(np.float64)
             lost_s += again * ModelWork.of(need.engine).flops_of_one[0] / pair.device.flops_per_s
             if need is pair.needs[0]:
                 crowded = np.maximum(peak / np.array(sizes, np.float64), 1) - 1
                 lost_s += done.throughput.llm_busy_s * crowded
-        return cls(done.throughput.wall_s, lost_s, spare, (enough[0], enough[1]))
+        told = lost_s, spare, (enough[0], enough[1]), [s for s, same in zip(axis, alike) if same]
+        return cls(done.throughput.wall_s, *told)
 
     def next_share(self, axis: Sequence[float], found: Mapping[float, float]) -> float | None:
         """The share to be replayed next: the roomiest of the plateau as guessed, what promises more
@@ -291,24 +299,26 @@ class Unlimited(NamedTuple):
 
 
 class Explored(NamedTuple):
-    """An axis of which some shares were replayed, in seconds. plateau: the lowest and the highest
-    of those that lose less than 2 % to the best, as all replayed between them do.
-    """
+    """An axis of which some shares were replayed, in seconds."""
 
     free: Unlimited
     seconds: dict[float, float]
-    plateau: tuple[float, float]
 
     @classmethod
     def of(cls, pair: Pair, axis: list[float], first: set[float], most: int = REPLAYS) -> Explored:
         """first: shares replayed whatever they promise; most: replays, of these and of others."""
-        free = Unlimited.of(pair, axis)
+        free = pair.free or Unlimited.of(pair, axis)
         found = {share: pair.at(share) for share in sorted(first)}
         while len(found) < most and (share := free.next_share(axis, found)) is not None:
             found[share] = pair.at(share)
-        shares = sorted(found)
-        low, high = plateau([found[share] for share in shares], min(found.values()))
-        return cls(free, found, (shares[low], shares[high]))
+        return cls(free, found)
+
+    @property
+    def plateau(self) -> tuple[float, float]:
+        """The outermost of the replayed around the best that all lose less than 2 % to it."""
+        shares = sorted(self.seconds)
+        low, high = plateau([self.seconds[each] for each in shares], min(self.seconds.values()))
+        return shares[low], shares[high]
 
     def table(self, pair: Pair) -> pd.DataFrame:
         """The pair's replays, with the tokens that each model lacks."""
@@ -320,15 +330,16 @@ class Explored(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advice:
-    """The answer. feasible: shares of the LLM that fit both models; recommended: of the replayed
-    within 0.5 % of the best, the one whose shorter cache has most to spare; plateau: Explored's.
+    """The answer. feasible: shares of the LLM that fit both models. plateau: if whole, the shares
+    at which neither cache is short in a whole search, else Explored's. recommended: the share whose
+    shorter cache has most to spare, of the plateau, or of the replayed within 0.5 % of the best.
 
-    replays: a row each, in simulated seconds: what, llm_share, tokens_per_s, problems_per_min (of
-    the search's mean length), against_best (tokens/s, to the best share) and of each model
-    kv_tokens, lacks_tokens (of cache, to hit 99 % of what one without limit hits), hit_rate,
-    computed_again (tokens that had been evicted or preempted); replay_s. First without limit, last
-    with settings changed alone at the recommended share. flags: of each engine, the LLM's and the
-    PRM's: model, and OPTIONS, of which the last says the KV's size in the place of the first.
+    replays: a row each, in simulated seconds: what, llm_share, rounds (none: the whole search),
+    tokens_per_s, problems_per_min (of the search's mean length), against_best (tokens/s, to the
+    best share) and of each model kv_tokens, lacks_tokens (of cache, to hit 99 % of what one without
+    limit hits), hit_rate, computed (tokens), of these computed_again (had been evicted or
+    preempted); replay_s, 0: of the first row. flags: of each engine, the LLM's and the PRM's:
+    model, and OPTIONS, the last in the place of the first.
     """
 
     question: Question
@@ -336,6 +347,7 @@ class Advice:
     feasible: tuple[float, float]
     recommended: float
     plateau: tuple[float, float]
+    whole: bool
     replays: pd.DataFrame
     flags: dict[str, list[dict[str, Any]]]
     notes: list[str]
@@ -344,18 +356,16 @@ class Advice:
     def changes(self) -> pd.DataFrame:
         """Settings changed alone, the best first: what, and gains against the recommended share."""
         rows = self.replays.set_index("what")
-        kept = rows.loc[[SHARE]].set_index("llm_share").loc[self.recommended, list(RATES)]
-        others = rows.drop(index=[SHARE, NO_LIMIT])[list(RATES)] / kept.astype(float) - 1
-        return others.sort_values(RATES[0], ascending=False).reset_index()
+        kept = rows.loc[[SHARE]].set_index("llm_share")[list(RATES)].loc[self.recommended]
+        gains = rows.drop(index=[SHARE, NO_LIMIT, WHOLE], errors="ignore")[list(RATES)] / kept - 1
+        return gains.sort_values(RATES[0], ascending=False).reset_index()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by name; None where there is no number."""
         told = {each.name: getattr(self, each.name) for each in fields(self)}
         for name in ("replays", "changes"):
-            rows = getattr(self, name).to_dict("records")
-            told[name] = [
-                {k: v if v == v and v != math.inf else None for k, v in row.items()} for row in rows
-            ]
+            table = getattr(self, name).astype(object)
+            told[name] = table.where(table.notna() & (table != math.inf), None).to_dict("records")
         return told | {"question": asdict(self.question)}
 
 
@@ -363,49 +373,61 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
     """Where to split a memory between two models that search together. settings: Question's.
 
     Raises ModelError for an unknown model, ConfigError for a setting or device that is unknown or
-    outside what is allowed, and OutOfMemory, with the GiB that lack, where the pair or a share
-    does not fit.
+    not allowed, and OutOfMemory, with the GiB that lack, where the pair or a share does not fit.
     """
     require_known(settings, [each.name for each in fields(Question)], "advise")
     pair = Pair(asked := Question(llm, prm, **settings))
     present, notes = 0.5 if asked.llm_share is None else asked.llm_share, list[str]()
+    low, high = pair.feasible
+    axis = [s for s in pair.axis if low + MARGIN <= s <= high - MARGIN] or pair.axis
     try:
         pair.blocks(present)
-        axis = sorted({*pair.axis, present})
+        axis = sorted({*axis, present})
     except OutOfMemory as error:
         if asked.llm_share is not None:
             raise
-        axis, notes = pair.axis, [str(error)]
-    explored = Explored.of(pair, axis, {axis[0], present, axis[-1]} & {*axis})
-    free, found, ends = explored
-    best = 1.005 * min(found.values())
-    alike = [s for s in sorted(found) if ends[0] <= s <= ends[1] and found[s] <= best]
-    recommended = max(alike, key=lambda share: free.spare[axis.index(share)])
+        notes = [str(error)]
+    whole = pair.free = Unlimited.of(pair, axis)
+    if whole.alike:  # where its first rounds lack room, all of it does
+        pair.rounds = None
+        whole = Unlimited.of(pair, axis, WHOLE)
+        pair.rounds = asked.rounds
+    first, most = {axis[0], present, axis[-1]} & {*axis}, 0 if whole.alike else REPLAYS - 1
+    explored = Explored.of(pair, axis, first, most)
+    found, middle = explored.seconds, sum(explored.plateau) / 2
+    middle = min(axis, key=lambda share: abs(share - middle))
+    if middle not in found and not whole.alike:
+        found[middle] = pair.at(middle)
+    (low, high), least = explored.plateau, 1.005 * min(found.values())
+    good = whole.alike or [s for s in sorted(found) if low <= s <= high and found[s] <= least]
+    recommended = max(good, key=lambda share: whole.spare[axis.index(share)])
+    if recommended not in found:
+        pair.at(recommended)
     notes += _change_each(pair, recommended)
     table = explored.table(pair)
-    rates = table[RATES[0]]
-    table["against_best"] = rates / rates[table["what"] == SHARE].max() - 1
-    notes += _notes(pair)
-    flags = start_up(pair, recommended)
-    return Advice(asked, pair.total, pair.feasible, recommended, ends, table, flags, notes)
+    best = table.loc[table["what"] == SHARE, RATES[0]].max()
+    table["against_best"] = (table[RATES[0]] / best - 1).where(table["rounds"] > 0)
+    ends = (good[0], good[-1]) if whole.alike else (low, high)
+    told = recommended, ends, bool(whole.alike), table, start_up(pair, recommended)
+    return Advice(asked, pair.total, pair.feasible, *told, notes + _notes(pair))
 
 
 def _change_each(pair: Pair, share: float) -> list[str]:
     """Replay a share with each setting changed alone; what is no replay is told."""
     asked, told = pair.asked, list[str]()
-    for name, factor in zip((*CHANGED, CHANGED[0]), (0.5, 0.5, 0.5, 2)):
+    for name, factor in CHANGED:
         if value := int(factor * getattr(asked, name)):
-            only: Any = {name: value}
-            changed = replace(asked, **only)
-            answers = changed.drawn(asked.rounds) if name == "n" else pair.answers
+            changed = replace(asked, **dict[str, Any]({name: value}))
             try:
-                other = Pair(changed, answers)
+                other = Pair(changed, None if name == "n" else pair.answers)
                 other.rounds = pair.rounds
                 other.at(share, f"{name} {value}")
                 pair.rows += other.rows
             except OutOfMemory as error:
                 told.append(f"{name} {value} was not replayed: {error}")
-    if (half := asked.max_model_len // 2) > pair.longest:
+    if (half := asked.max_model_len // 2) <= pair.longest:
+        told.append(f"max_model_len {half:,} has no room for requests of {pair.longest:,} tokens.")
+    else:
         low, high = Pair(replace(asked, max_model_len=half), pair.answers).feasible
         told.append(
             f"max_model_len {half:,} would make shares of {low:.3f} to {high:.3f} feasible and "
@@ -415,10 +437,8 @@ def _change_each(pair: Pair, share: float) -> list[str]:
 
 
 def start_up(pair: Pair, share: float) -> dict[str, list[dict[str, Any]]]:
-    """Options of two instances of vLLM or SGLang, the LLM's to be started first.
-
-    vLLM's part is of the device's memory and pays for weights, activations and KV; SGLang's is of
-    what is free as it starts, and pays for weights and KV.
+    """Options of two instances of vLLM or SGLang, the LLM's first. vLLM's part is of the device's
+    memory, for weights, activations and KV; SGLang's of what is then free, for weights and KV.
     """
     flags: dict[str, list[dict[str, Any]]] = {"vLLM": [], "SGLang": []}
     asked, memory = pair.asked, pair.device.memory_bytes
@@ -426,11 +446,10 @@ def start_up(pair: Pair, share: float) -> dict[str, list[dict[str, Any]]]:
     for need, count, budget in zip(pair.needs, pair.blocks(share), budgets):
         name, kv, length = need.engine.name, count * need.block, need.engine.max_model_len
         parts = budget / memory, (need.weights + kv) / free
+        exactly = kv, count * asked.block_size
         free -= budget
         limits = asked.max_num_seqs, asked.max_num_batched_tokens, length
-        for (engine, names), part, exact in zip(
-            OPTIONS.items(), parts, (kv, count * asked.block_size)
-        ):
+        for (engine, names), part, exact in zip(OPTIONS.items(), parts, exactly):
             options = dict(zip(names, (math.floor(1e4 * part) / 1e4, *limits, exact)))
             flags[engine].append({"model": str(REGISTRY.get(name, name)), **options})
     return flags
@@ -441,19 +460,21 @@ def _notes(pair: Pair) -> list[str]:
     device = pair.device
     fitted = {need.engine.name for need in pair.needs} & set(device.terms)
     bound = "fitted terms" if fitted else "its roofline, so they are a bound from below"
-    problems, left = len(pair.answers.recording.problems), device.memory_bytes - pair.total
+    search, left = pair.answers.recording, device.memory_bytes - pair.total
+    depth = search.settings.strategy_settings["max_depth"]
     activations = " and ".join(format_size(need.activations) for need in pair.needs)
     notes = [
         f"Seconds are simulated for {device.name} ({device.source}), by {bound}.",
-        f"The search: the first {pair.rounds} rounds of {problems} MATH-500 problems, lengths in "
-        f"Llama 3's tokens, at most {pair.longest:,} a request; deeper beams need more cache. "
-        "16-bit weights and KV.",
+        f"The search: {len(search.problems)} MATH-500 problems to {depth} steps, lengths in Llama "
+        f"3's tokens, at most {pair.longest:,} a request. Rates are over its first {pair.rounds} "
+        "rounds, two a step; later beams are deeper and need more cache. 16-bit weights and KV.",
         f"Activations, from shapes: {activations}. Contexts and workspaces of two processes come "
         f"on top, and have {format_size(left)} here." + (" Ask with less total." * (left < 1)),
     ]
     return notes + [
-        f"vLLM serves {need.engine.name} as a token-level reward model, without its prefix cache: "
-        "it then computes again what the replays find cached."
+        f"{need.engine.name} ({need.engine.architecture}) was not run on vLLM, which may lack that "
+        "class. A token-level reward model has no prefix cache there: it computes again what the "
+        "replays find cached."
         for need in pair.needs
         if spec_of(need.engine).value_head is not None
     ]
