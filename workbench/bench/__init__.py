@@ -24,6 +24,8 @@ _ENGINE = ("core.py", "config.py", "host.py", "kernels", *(f"kvcache/{n}.py" for
 _SEARCH = (*_ENGINE, "kvcache", "tokenizer.py", "trace.py", "search", "experiments/execute.py",
            "experiments/memory.py", "experiments/settings.py", "bench/search.py")  # fmt: skip
 _BESIDE = ("beside", "engine", "peers", "serve")
+_REPLAY = tuple(f"replay/{n}.py" for n in (
+           "answers", "cost", "devices", "miss_ratio", "simulator", "what_if", "workload"))  # fmt: skip
 _STUDY = ("experiments/study.py", "experiments/rows.py", "experiments/statistics.py")
 SOURCES = {
     "engine": (*_ENGINE, *(f"bench/{n}.py" for n in ("engine", "kernels", "ceilings", "peers"))),
@@ -34,8 +36,8 @@ SOURCES = {
     "serve": (*_SEARCH, "serving", *(f"bench/{n}.py" for n in ("serve", "engine", "peers"))),
     "soak": (*_SEARCH, "bench/identity.py", "bench/soak.py"),
     "memory": (*_SEARCH, *_STUDY, "bench/memory.py"),
-    "replay": (*_SEARCH, "replay", "bench/kernels.py", "bench/replay.py"),
-    "reenact": (*_SEARCH, "replay", *(f"bench/{n}.py" for n in ("kernels", "replay", "reenact"))),
+    "replay": (*_SEARCH, *_REPLAY, "bench/kernels.py", "bench/replay.py"),
+    "reenact": (*_SEARCH, *_REPLAY, *(f"bench/{n}.py" for n in ("kernels", "replay", "reenact"))),
 }
 """What bears on each benchmark's numbers."""
 
