@@ -24,8 +24,8 @@ _ENGINE = ("core.py", "config.py", "host.py", "kernels", *(f"kvcache/{n}.py" for
 _SEARCH = (*_ENGINE, "kvcache", "tokenizer.py", "trace.py", "search", "experiments/execute.py",
            "experiments/memory.py", "experiments/settings.py", "bench/search.py")  # fmt: skip
 _BESIDE = ("beside", "engine", "peers", "serve")
-_REPLAY = tuple(f"replay/{n}.py" for n in (
-           "answers", "cost", "devices", "miss_ratio", "simulator", "what_if", "workload"))  # fmt: skip
+_REPLAY = tuple(f"replay/{n}.py" for n in ("answers", "cost", "devices", "miss_ratio", "simulator",
+                                           "what_if", "workload"))  # fmt: skip
 _STUDY = ("experiments/study.py", "experiments/rows.py", "experiments/statistics.py")
 SOURCES = {
     "engine": (*_ENGINE, *(f"bench/{n}.py" for n in ("engine", "kernels", "ceilings", "peers"))),
