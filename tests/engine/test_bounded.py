@@ -34,7 +34,11 @@ def resident_bytes() -> int:
 
 @pytest.mark.slow
 def test_two_hundred_thousand_steps_take_no_more_memory(small_model, monkeypatch) -> None:
-    """Prompts and stop strings that never come again, scores, aborts, preemption, eviction."""
+    """Prompts and stop strings that never come again, scores, aborts, preemption, eviction.
+
+    A million steps would take two minutes; so a fifth of them, and 2 %, 50 bytes a step. Measured
+    0.7 %; with evicted hashes that are never forgotten 5.4 %, with a whole trace more.
+    """
     monkeypatch.setattr("workbench.engine.engine.MOST_ROWS", 4096)
     monkeypatch.setattr("workbench.kvcache.pool.MOST_EVICTED", 4096)
     engine = Engine(small_model, num_blocks=40, block_size=4, max_model_len=64, max_num_seqs=4)
@@ -53,7 +57,7 @@ def test_two_hundred_thousand_steps_take_no_more_memory(small_model, monkeypatch
         engine.step()
         if number == WARM_UP:
             before = resident_bytes()
-    assert resident_bytes() < 1.05 * before
+    assert resident_bytes() < 1.02 * before
     stats, trace = engine.cache.stats, engine.trace
     assert stats.evicted > STEPS / 10, "the cache had room for all"
     assert trace.dropped["steps"] + len(trace.steps) == engine._next_step

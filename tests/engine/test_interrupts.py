@@ -8,7 +8,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import count, cycle
 from linecache import getline
 from types import FrameType
 
@@ -18,7 +18,8 @@ from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import PromptError, StepError
-from workbench.kvcache.arena import KVArena
+from workbench.kvcache.arena import KVArena, PageShape
+from workbench.kvcache.policies import StaticSplit
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
 from workbench.search.search import Search
@@ -73,20 +74,26 @@ def fault_after(
         sys.settrace(before)
 
 
-def finish(engines: list[Engine], faults: tuple[int, ...] = ()) -> tuple[dict, list[str]]:
+def finish(
+    engines: list[Engine], faults: tuple[int, ...] = (), *, once: bool = False
+) -> tuple[dict, list[str]]:
     """Outputs of all requests by engine and request id; faults: each after so many lines more.
 
-    After a fault another engine goes on first. Returns where those were that were reached, too.
+    An arena that keeps a static split is split anew before every step. After a fault another engine
+    goes on first. Returns where those were that were reached, too.
     """
-    found, reached, order = {}, [], [*enumerate(engines)]
+    found, reached, order, shares = {}, [], [*enumerate(engines)], cycle((0.6, 0.4, 0.4, 0.6))
 
     def steps() -> None:
         while any(engine.has_work for engine in engines):
             for place, engine in order:
+                memory = engine.cache.pool.memory
+                if isinstance(getattr(memory, "policy", None), StaticSplit):
+                    memory.resplit(next(shares))
                 found.update(((place, output.request_id), output) for output in engine.step())
 
     for fault in faults:
-        with suppress(KeyboardInterrupt), fault_after(fault) as where:
+        with suppress(KeyboardInterrupt), fault_after(fault, once=once) as where:
             steps()
         reached += where
         order.reverse()
@@ -120,40 +127,60 @@ def alone(model: str, **settings: object) -> list[Engine]:
     return [Engine(model, num_blocks=14, block_size=4, max_model_len=40, **settings)]
 
 
-def in_arena(model: str, **settings: object) -> list[Engine]:
-    """Two engines that take each other's pages."""
+def in_arena(model: str, blocks_a_page: int = 1, **settings: object) -> list[Engine]:
+    """Two engines that take each other's pages; of several blocks, re-splits move those in use."""
     limits = {"block_size": 4, "max_model_len": 40}
     shapes = [block_shape(model, name=name, **limits) for name in ("one", "two")]
     room = sum(shape.block_bytes * shape.floor_blocks for shape in shapes)
-    arena = KVArena(room + room // 4, shapes)
+    page = PageShape(shapes[0].layers, blocks_a_page * shapes[0].cell_bytes)
+    policy = None if blocks_a_page == 1 else StaticSplit()
+    arena = KVArena(room * 7 // 5, shapes, policy, page=page)
     names = [shape.name for shape in shapes]
     return [Engine(model, arena=arena, arena_name=name, **limits, **settings) for name in names]
 
 
+KINDS = {
+    "partial": (alone, {"reuse_partial_blocks": True}, 101),
+    "padded": (
+        alone,
+        {"batching": "static", "enable_prefix_caching": False, "max_num_seqs": 1},
+        101,
+    ),
+    "arena": (in_arena, {}, 211),
+    "moves": (in_arena, {"blocks_a_page": 4}, 211),
+}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("make", "settings", "stride"),
-    [
-        (alone, {"reuse_partial_blocks": True}, 101),
-        (alone, {"batching": "static", "enable_prefix_caching": False, "max_num_seqs": 1}, 101),
-        (in_arena, {}, 211),
-    ],
+    ("kind", "once"), [*((kind, False) for kind in KINDS), ("partial", True), ("moves", True)]
 )
-def test_a_fault_anywhere_in_a_step_loses_nothing(small_model, make, settings, stride) -> None:
-    """All requests end as without it, the laws hold, and nothing is left in use."""
+def test_a_fault_anywhere_in_a_step_loses_nothing(small_model, kind, once) -> None:
+    """All requests end as without it, the laws hold, and nothing is left in use.
+
+    At every so many lines that run, and a second one after it; once: at every line of the code,
+    where it first runs.
+    """
+    make, settings, stride = KINDS[kind]
     engines = make(small_model, **settings)
     queue(engines)
     expected = told(finish(engines)[0], [0] * len(engines))
     assert len(expected) >= len(PROMPTS) * len(engines)
-    for fault in count(3, stride):
+    moved = [engine.cache.stats.copied for engine in engines]
+    assert kind != "moves" or all(moved), "no block in use was moved"
+    for fault in count() if once else count(3, stride):
+        faults = (fault,) if once else (fault, fault % 89)
         first = [engine._next_id for engine in engines]
         queue(engines)
-        found, where = finish(engines, (fault, fault % 89))
+        found, where = finish(engines, faults, once=once)
         assert told(found, first) == expected, where
         for engine in engines:
-            engine.cache.check()
+            memory = engine.cache.pool.memory
+            (memory if isinstance(memory, KVArena) else engine.cache).check()
             assert engine.cache.num_active == 0, where
-        if len(where) < 2:
+        if len(where) < len(faults):
             break
+    assert fault > 500
 
 
 # -- calls that queue: whatever is raised in them, what they queued is gone and nothing else is --

@@ -13,6 +13,11 @@ from nbconvert.filters import markdown2html
 from tests.conftest import find_browser
 from tests.widgets.conftest import HOSTILE
 from workbench.errors import ConfigError
+from workbench.experiments.export import document
+from workbench.experiments.export import drawing as drawing_of
+from workbench.experiments.runs import Comparison
+from workbench.experiments.statistics import Noise
+from workbench.search.result import SHOWN, SearchResult
 from workbench.widgets import parts
 
 
@@ -146,7 +151,9 @@ def test_text_that_looks_like_html_is_shown_as_text(view):
 
 @pytest.mark.browser
 def test_no_text_is_run_by_a_browser():
-    """Words, tables, Markdown, and every text of a figure; the text itself, bare, is run."""
+    """Words, tables, Markdown, every text of a figure, here and in a saved page, a search's result
+    and a comparison in a notebook; the text itself, bare, is run.
+    """
     sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     said, failed, table = parts.HtmlText(), parts.HtmlText(), parts.HtmlText()
     said.say(HOSTILE, HOSTILE)
@@ -156,7 +163,14 @@ def test_no_text_is_run_by_a_browser():
     fig.update_layout(title=HOSTILE, xaxis_title=HOSTILE, legend_title=HOSTILE, showlegend=True)
     fig.add_annotation(text=HOSTILE, hovertext=HOSTILE)
     pages = [each.value for each in (said, failed, table)]
-    pages += [markdown2html(parts.as_markdown(HOSTILE)), fig.to_html(), HOSTILE]
+    fig.update_layout(meta={"caption": HOSTILE, "provenance": HOSTILE})
+    saved = document(HOSTILE, fig.to_html(full_html=False) + drawing_of(fig, "figure"))
+    rows = pd.DataFrame({key: [HOSTILE] for key in SHOWN} | {"correct": [True]})
+    result = SearchResult(rows, rows, rows, HOSTILE, None, "weighted")
+    told, none = pd.DataFrame({key: [HOSTILE] for key in ("name", "a", "b")}), pd.DataFrame()
+    found = Comparison(told, none, none, True, HOSTILE, False, Noise(), (HOSTILE,))
+    pages += [markdown2html(parts.as_markdown(HOSTILE)), fig.to_html(), saved]
+    pages += [result._repr_html_(), found._repr_html_(), HOSTILE]
     heard, found = [], []
     with sync.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=find_browser())
