@@ -201,9 +201,11 @@ def _show_advice(found: Advice) -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    from workbench.replay.advise import NO_LIMIT, SHARE, WHOLE
+
     asked, share = found.question, found.recommended
     rows = found.replays.to_dict("records")
-    at = {row["llm_share"]: row for row in rows if row["what"] == "share"}
+    at = {row["llm_share"]: row for row in rows if row["what"] == SHARE}
     give = format_size(share * found.total), format_size((1 - share) * found.total)
     beyond = (share - found.feasible[0], found.feasible[1] - share)
     room = " and ".join(format_size(each * found.total) for each in beyond)
@@ -251,12 +253,12 @@ def _show_advice(found: Advice) -> None:
     head = ("", "share", "KV ktokens", "lacks k", "hits %", "again k", "tokens/s", "best", "took s")
     cells = []
     for row in rows:
-        limited = row["llm_share"] is not None and row["llm_share"] == row["llm_share"]
+        limited = row["what"] not in (NO_LIMIT, WHOLE)
         sizes = [both(row, f"{n}_tokens", ",.0f", 1e-3) if limited else "" for n in ("kv", "lacks")]
         share_ = f"{row['llm_share']:.3g}" if limited else ""
         hits, again = both(row, "hit_rate", ".1f", 100), both(row, "computed_again", ",.0f", 1e-3)
-        whole = row["what"] == "whole search"
-        rate = f"{row['tokens_per_s']:,.0f}", "" if whole else f"{row['against_best']:+.1%}"
+        best = "" if row["what"] == WHOLE else f"{row['against_best']:+.1%}"
+        rate = f"{row['tokens_per_s']:,.0f}", best
         cells.append((row["what"], share_, *sizes, hits, again, *rate, f"{row['replay_s']:.1f}"))
     console.print("\n[bold]Replays[/] (LLM / PRM)")
     console.print(table(head, cells))

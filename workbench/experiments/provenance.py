@@ -118,12 +118,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-@cache
 def number(value: float) -> str:
     """A number as tables show it: four digits, or whole with commas from 1,000 on."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
 
 
+@cache
 def versions() -> dict[str, str]:
     """Version of Python, of the workbench and of every package that takes part in a measurement."""
     found = {"python": platform.python_version()}

@@ -163,7 +163,7 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
     thesis's share, in short (Lost) and with its interval and what the time goes into (Losses).
     """
     rate: Any = split[split["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
-    same, lines = judged.peak_and_plateau(split)[1], list[str]()
+    same, short, lines = judged.peak_and_plateau(split)[1], list[str](), list[str]()
     alike = rate.loc[same["low"] : same["high"]].index
     more: Any = lost.pivot_table("seconds", "llm_share", "part", aggfunc="sum").fillna(0.0)
     base = settings.nearest_to_thesis(rate.index)
@@ -176,9 +176,9 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
         goes = f"computing again: {percent(again) if again < 0.995 else 'all'} of the extra time"
         if own["llm_decode"] > 0.1:
             goes += f", slower decoding: {percent(own['llm_decode'])}"
-        lines.append(f"{loss:.1f} % at {share:.2f} ({bounds}; {goes})")
-    short = " and ".join(line.partition(" (")[0] for line in lines)
-    told = {"Equal": _listed(alike), "Lost": short, "Losses": ", ".join(lines)}
+        short.append(f"{loss:.1f} % at {share:.2f}")
+        lines.append(f"{short[-1]} ({bounds}; {goes})")
+    told = {"Equal": _listed(alike), "Lost": " and ".join(short), "Losses": ", ".join(lines)}
     return {key: text or "nothing" for key, text in told.items()}
 
 
