@@ -21,7 +21,7 @@ pools of their own of as many blocks, step by step in turns.
 
 sharing: every policy and static share at KV budgets of 0.5, 1 and 2 W, all settings of a budget and
 seed interleaved by rounds with the uncapped search that bounds them. Ratios are as measured;
-equal_work_differs says how far runs of the same work lay apart, which no policy can explain.
+equal_work_differs says how far runs of the same work lay apart, whatever the policy.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ SLO = {"ttft": 1.0, "itl": 0.1}  # seconds; of a request's mean itl
 MODE: dict[str, Any] = {"prompt_tokens": TOKENS, "new_tokens": NEW, "rounds": ROUNDS}
 MODE |= {"slo_s": SLO, "batch_invariant": True}
 SHARES = (50, 95, 99)  # percentiles
+EVERY = 0.2  # seconds between two looks at /health: fifty a second were a load of their own
 REFUSALS = {"refused": 503, "late": 504}
 RATE, ALONE = "tokens_per_s", "in process"
 COMPARED = {RATE: "tokens/s", "ttft_p95": "s", "itl_p95": "s"}  # with peers
@@ -426,7 +427,7 @@ async def loads(
         while True:
             answer = await ask(place, {})
             health.append(answer.ended - answer.sent)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(EVERY)
 
     watching = asyncio.create_task(watch())
     each = enumerate(zip(asked, clients, strict=True))  # each arrives by its own chance

@@ -3,7 +3,8 @@
 The tiny pair searches a few problems again and again in little memory, which another thread splits
 anew every few milliseconds. Every other search is interrupted somewhere, as Ctrl-C does it; the
 recording of the first meets a full disk. After each, the laws of arena and caches are checked and
-no block may be in use. A finished one must have the nodes of a search that nothing disturbed.
+no block may be in use. A finished one must have the nodes of a search that nothing disturbed, and
+resident memory must not grow.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ PROFILES = {"quick": 1.0, "default": 20.0, "full": 120.0}  # minutes
 PROBLEMS, SEEDS, LEAST, LONGEST = 4, 3, 4, 384
 FLOORS = 2  # memory, in what the longest request of each model needs
 PAUSE_S = 0.02  # between re-splits, at most
+MOST_GROWTH, ENOUGH = (
+    0.05,
+    25,
+)  # of resident memory, where a quarter of the run has so many searches
 MODE = {"batch_invariant": True, "problems": PROBLEMS, "seeds": SEEDS, "memory_floors": FLOORS}
 
 
@@ -67,7 +72,7 @@ def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
     broken: list[str] = []
     resident: list[tuple[float, int]] = []  # seconds, bytes
     usual_s, start = 1.0, perf_counter()
-    with resplits(arena, random, done), TemporaryDirectory() as folder:
+    with resplits(arena, random, done, broken), TemporaryDirectory() as folder:
         for number in tqdm(count(), desc="searches"):
             if number >= LEAST and perf_counter() - start > least_s:
                 break
@@ -95,26 +100,35 @@ def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
                 broken.append(f"search {number}: {error!r}")
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
             resident.append((perf_counter() - start, pages * os.sysconf("SC_PAGE_SIZE")))
+    slope, growth = growth_rows(resident)
+    if growth.value > MOST_GROWTH and growth.repeats >= ENOUGH:
+        broken.append(f"resident memory grew by {growth.value:.1%}; allowed: {MOST_GROWTH:.0%}")
     yield Row("searches", len(resident), "searches")
     for name in ("interrupts", "resplits", "full_disks"):
         yield Row(name, done[name], name)
     yield Row("broken_laws", len(broken), "laws", repeats=len(resident))
     yield Row("differing_nodes", done["wrong"], "nodes", repeats=done["nodes"])
-    yield from growth_rows(resident)
+    yield from (slope, growth)
     if broken or done["wrong"]:
         told = "; ".join(broken[:3]) or f"{done['wrong']} nodes differ"
         raise WorkbenchError(f"The soak broke something: {told}. Repeat it with --seed {seed}.")
 
 
 @contextmanager
-def resplits(arena: KVArena, random: Random, done: Counter[str]) -> Iterator[None]:
-    """Another thread splits the arena anew, again and again."""
+def resplits(
+    arena: KVArena, random: Random, done: Counter[str], broken: list[str]
+) -> Iterator[None]:
+    """Another thread splits the arena anew, again and again; a split below a floor is refused, and
+    not counted.
+    """
     ended = Event()
 
     def work() -> None:
-        while not ended.wait(random.uniform(0, PAUSE_S)):
-            arena.resplit(random.uniform(0.1, 0.9))
-            done["resplits"] += 1
+        try:
+            while not ended.wait(random.uniform(0, PAUSE_S)):
+                done["resplits"] += not arena.resplit(random.uniform(0.1, 0.9)).refused
+        except Exception as error:  # else the thread would end unseen
+            broken.append(f"a re-split: {error!r}")
 
     thread = Thread(target=work, daemon=True)
     thread.start()

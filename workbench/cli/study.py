@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SWEEP_COLUMNS = ("llm_share", "seed", "tokens_per_s", "problems_per_min", "accuracy",
                  "llm_kv_tokens", "prm_kv_tokens", "llm_hit_rate", "prm_hit_rate", "llm_preempted",
-                 "prm_evicted")  # fmt: skip
+                 "prm_evicted", "joules_per_token")  # fmt: skip
 RUN_COLUMNS = ("run_id", "status", "llm_share", "seed", "num_problems", "tokens_per_s", "accuracy",
                "written_at")  # fmt: skip
 BATCHING, ABLATION, OPTIMISATION = "04_batching", "07_modifications", "08_optimisation"

@@ -532,6 +532,7 @@ def doctor() -> None:
 def examine() -> Iterator[Finding]:
     """Every finding of `doctor`, cheapest first."""
     from workbench.experiments import provenance
+    from workbench.experiments.energy import EnergyMeter
     from workbench.models.loading import load_model  # brings torch: its threads and GPU are told
     from workbench.models.spec import ARCHITECTURES
     from workbench.search.prm import FORMATS
@@ -545,6 +546,7 @@ def examine() -> Iterator[Finding]:
     memory = facts["memory_bytes"]
     yield Finding("memory", format_size(memory) if memory else "not told by this system")
     yield Finding("GPU", facts["gpu"] or "none seen by torch")
+    yield Finding("energy", EnergyMeter().source)
     yield Finding("versions", ", ".join(f"{k} {v}" for k, v in provenance.versions().items()))
     git = provenance.git_state()
     changed = ", with changes" if git["dirty"] else ""

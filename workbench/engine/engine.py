@@ -141,7 +141,7 @@ class Engine:
             blocks, held = self.cache.num_blocks, place.arena.storage is not None
             self.memory = plan_memory(model, config, longest, blocks, held)
             storage = place.storage(config, model)
-            with self.cache.change():
+            with self.cache.lock, self.cache.change():
                 self.cache.free_all()  # of an engine that had this name and was dropped
         self.cache.require(-(-longest // config.block_size))
         tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
@@ -227,7 +227,7 @@ class Engine:
 
     def forget(self, lines: TokenLines, kept: TokenLines = ()) -> int:
         """`KVCacheManager.forget`: their cached KV is given up; no token depends on it."""
-        with self._change(), self.cache.change():
+        with self._change(), self.cache.lock, self.cache.change():
             return self.cache.forget(lines, kept)
 
     def abort(self, request_id: int) -> None:
@@ -281,7 +281,7 @@ class Engine:
 
     def _abort_now(self, request_id: int) -> None:
         self._held = [output for output in self._held if output.request_id != request_id]
-        with self.cache.change():
+        with self.cache.lock, self.cache.change():
             sequence = self.scheduler.abort(request_id)
         if sequence is not None:
             self._recorder.request(self._trace_name, sequence, "abort", time.perf_counter())
@@ -303,7 +303,7 @@ class Engine:
         """A step; what ends in it is held."""
         start = time.perf_counter()
         with self._change():
-            with self.cache.change():
+            with self.cache.lock, self.cache.change():
                 plan = self.scheduler.schedule()
                 if plan is not None:
                     self.executor.storage.settle(self.cache)
@@ -338,14 +338,14 @@ class Engine:
             if error.rows:
                 ids = ", ".join(map(str, self.scheduler.requests_of(error.rows)))
                 error = StepError(f"{error} At fault: request {ids}.", error.rows)
-            with self.cache.change():
+            with self.cache.lock, self.cache.change():
                 failed = self.scheduler.fail(plan)
             for sequence in failed:
                 self._hold(sequence, "error", error)
         else:
             self.forward_s += result.forward_s
             self.sampling_s += result.sampling_s
-            with self.cache.change():
+            with self.cache.lock, self.cache.change():
                 finished = self.scheduler.update(plan, result)
             for sequence, reason in finished:
                 self._hold(sequence, reason)

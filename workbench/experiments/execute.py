@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from workbench.config import SearchConfig, StrategyConfig, SweepConfig
 from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, TokenEngine
@@ -29,6 +30,7 @@ from workbench.engine.executor import StepHandle
 from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError
 from workbench.experiments import settings
+from workbench.experiments.energy import EnergyMeter
 from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.provenance import this_code
 from workbench.experiments.runs import Outcome, RunResult, sweep_problems
@@ -111,6 +113,7 @@ def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | 
     """Every search in turn plays a round; each turn begins with the next of them."""
     first: Pair | None = None
     running: list[tuple[Pair, Search]] = []
+    meter = EnergyMeter(gpu_uuid(specs[0].config.device))
     for spec in specs:
         try:
             pair = Pair(spec, first)
@@ -123,7 +126,10 @@ def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | 
         for pair, search in running:
             outcome: Outcome | Progress
             try:
-                if search.round():
+                meter.joules()  # what others used
+                goes_on, joules = search.round(), meter.joules()
+                pair.joules = None if joules is None else joules + (pair.joules or 0.0)
+                if goes_on:
                     left.append((pair, search))
                     outcome = search.progress
                 else:
@@ -134,9 +140,17 @@ def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | 
         running = left[1:] + left[:1]
 
 
+def gpu_uuid(device: str) -> str:
+    """As NVML names the device of torch's name; "" for a processor."""
+    if torch.device(device).type != "cuda":
+        return ""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
 class Pair:
     """Both engines of a run, each in its memory, or both in one arena. weights: another pair whose
-    tensors are shared. kind: of engine. Raises whatever building them raises.
+    tensors are shared. kind: of engine. joules: what its rounds used; None where no machine tells.
+    Raises whatever building them raises.
     """
 
     def __init__(
@@ -144,6 +158,7 @@ class Pair:
     ) -> None:
         self.spec, self.arena = spec, make_arena(spec) if spec.config.policy else None
         self.engines: dict[str, Engine] = {}
+        self.joules: float | None = None
         for role in ENGINES:
             given = spec.engine(role).to_dict() | {"arena": self.arena, "arena_name": role}
             given["weights"] = weights and weights.engines[role].weights
@@ -159,6 +174,11 @@ class Pair:
         parts = {role: memory_parts(engine) for role, engine in self.engines.items()}
         cells = run_columns(result.throughput, result.trace.steps, parts)
         cells["accuracy"] = result.accuracy
+        if self.joules is not None:
+            cells |= {
+                "joules": self.joules,
+                "joules_per_token": self.joules / result.throughput.tokens,
+            }
         if self.arena is not None:
             cells |= _arena_columns(result.trace, self.arena)
         tables = {"problems": with_wall_part(result.problems, result.throughput)}

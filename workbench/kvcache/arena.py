@@ -313,18 +313,14 @@ class LeasedPool(BlockPool):
         self._occupy(page)
         self._num_live += 1
 
-    def release(self, blocks: Iterable[Block]) -> None:
-        """One reference less; pages without a live block become idle, or go back."""
-        blocks, live = list(blocks), self._live
-        for block in blocks:
-            if block.ref_count == 1:
-                page = block.id // self.per_page
-                self._num_live -= 1
-                live[page] -= 1
-                self._last_used[page] = tick = self.memory.tick()
-                if not live[page]:
-                    self.idle[page] = tick
-        super().release(blocks)
+    def _unused(self, block: Block) -> None:
+        page = block.id // self.per_page
+        self._num_live -= 1
+        self._live[page] -= 1
+        self._last_used[page] = tick = self.memory.tick()
+        if not self._live[page]:  # it becomes idle, or goes back
+            self.idle[page] = tick
+        super()._unused(block)
 
     def _occupy(self, page: int) -> None:
         """One live block more."""

@@ -326,15 +326,15 @@ class KVCacheManager:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """With the lock, all of a change or nothing of it: what anything cut short within it, here
-        or in the cache of another model of the arena, is repaired before the next one.
+        """All of a change or nothing of it: what anything cut short within it, here or in the cache
+        of another model of the arena, is repaired before the next one. Enter with `lock` held: a
+        generator that is interrupted as it is entered keeps what it has taken.
         """
-        with self.lock:
-            if self.pool.memory.changing is not None:
-                self.pool.memory.changing.recover()
-            self.pool.memory.changing = self
-            yield
-            self.pool.memory.changing = None
+        if self.pool.memory.changing is not None:
+            self.pool.memory.changing.recover()
+        self.pool.memory.changing = self
+        yield
+        self.pool.memory.changing = None
 
     def recover(self) -> None:
         """After a call that anything may have cut short, anywhere: no sequence holds blocks, no
