@@ -125,9 +125,11 @@ def number(value: float) -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """Version of Python, of the workbench and of every package that takes part in a measurement."""
+    """Version of Python, of every package that takes part in a measurement, and of the workbench
+    where no commit tells it: a checkout may have moved on since it was installed.
+    """
     found = {"python": platform.python_version()}
-    for name in ("workbench", *PACKAGES):
+    for name in PACKAGES if git_state()["commit"] else ("workbench", *PACKAGES):
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

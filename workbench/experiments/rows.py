@@ -430,7 +430,7 @@ def gains_by_level(study: Study) -> dict[str, Interval]:
     """
     problems = _by_levels(study)["all levels"]
     right = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
-    gain = (right[problems["n"].max()] - right[problems["n"].min()]).mean(axis=1).dropna()
+    gain = (right[problems["n"].max()] - right[problems["n"].min()]).dropna().mean(axis=1)
     level = problems.groupby("problem_id")["level"].first()[gain.index]
     easy, hard = level < HARD, level >= HARD
     parts: dict[str, Callable[..., Any]] = {

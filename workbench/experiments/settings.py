@@ -326,7 +326,9 @@ class PolicyPlan(Plan):
 @dataclass(frozen=True, slots=True)
 class StrategyPlan(Plan):
     """Every strategy with each of the numbers of beams. num_problems: one for all of these, or one
-    for each, of a list that begins alike. num_seeds: the profile's first so many.
+    for each, of a list that begins alike; the fewer, the nearer accuracy is to 1. What only votes
+    stays far from that, however many beams it has, and takes the most. num_seeds: the profile's
+    first so many.
     """
 
     num_problems: int | tuple[int, ...] = 16
@@ -372,7 +374,7 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
     StrategyPlan: {
         "quick": StrategyPlan(12, num_seeds=1),
         "default": StrategyPlan(),
-        "full": StrategyPlan((1072, 1072, 256), (4, 16, 64), 1),
+        "full": StrategyPlan((1072, 640, 320), (4, 16, 64), 1),
         "thesis": StrategyPlan(128, (4, 16, 64), 5),
     },
 }
@@ -406,15 +408,19 @@ def changed(plan: Plan, parameters: Mapping[str, Any]) -> Any:
 
 # -- strategies --
 
+VOTE_ONLY = ("self_consistency",)  # without a PRM
+
 
 def strategy_runs(config: SweepConfig, plan: StrategyPlan) -> list[RunSpec]:
     """All strategies beside each other, seed by seed."""
-    counts = zip(plan.beam_counts, plan.problem_counts)
-    sizes: Any = [{"n": n, "num_problems": count} for n, count in counts]
-    return [
-        make_run(config, THESIS_SHARE, seed, setting=f"{name}-n{size['n']}", strategy=name, **size)
-        for seed, size, name in product(config.seeds[: plan.num_seeds], sizes, STRATEGIES)
-    ]
+    sizes, most = zip(plan.beam_counts, plan.problem_counts), max(plan.problem_counts)
+
+    def run(seed: int, n: int, count: int, name: str) -> RunSpec:
+        own = {"strategy": name, "n": n, "num_problems": most if name in VOTE_ONLY else count}
+        return make_run(config, THESIS_SHARE, seed, setting=f"{name}-n{n}", **own)
+
+    cells = product(config.seeds[: plan.num_seeds], sizes, STRATEGIES)
+    return [run(seed, *size, name) for seed, size, name in cells]
 
 
 # -- batch limits --

@@ -397,6 +397,7 @@ def preview(
             status, stale = f"{FINISHED}, other code", None
         status = status or (TO_RUN if fits.fits else stored.INFEASIBLE)
         cost = PROBLEMS_PER_CELL.get(spec.role) or settings.COST.get(spec.setting, 1.0)
+        cost *= spec.config.n / config.n
         seconds_left = each * cost * spec.config.num_problems * (status == TO_RUN)
         row = {name: getattr(spec, name) for name in ("name", "role", "llm_share", "seed")}
         row |= {f"{engine}_blocks": fits.blocks(engine) for engine in ENGINES}
