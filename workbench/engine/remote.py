@@ -187,8 +187,8 @@ class ServerKind(ABC):
         """Probabilities [places, columns] of tokens after each place, up to a factor of its own."""
 
     async def values(self, ids: list[int], places: Ids) -> Any:
-        """Probabilities [places, outputs] of a value head."""
-        raise NotImplementedError
+        """Probabilities [places, outputs] of a value head, where the kind is capable of them."""
+        raise AssertionError(f"{self.name} was asked for values")
 
 
 class Vllm(ServerKind):

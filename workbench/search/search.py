@@ -23,7 +23,7 @@ from workbench.search.recording import RecordingSearch, record_search, require_d
 from workbench.search.result import SearchResult, Throughput, node_id
 from workbench.search.rounds import ActiveSearch, OnRound, Progress, Rounds
 from workbench.search.strategies import Step, Strategy
-from workbench.trace import NodeRow, Recorder
+from workbench.trace import Recorder
 
 Row = dict[str, Any]
 SYSTEM_PROMPTS = {
@@ -201,11 +201,10 @@ class Search:
                 pass
             return self.result()
         except BaseException as error:
-            answered = sum(search.is_answered for search in self._searches)
-            found = self.result(partial=True) if answered else None
-            error.result = found  # type: ignore[attr-defined]
-            where = ": see .result (in a notebook: sys.last_value.result)" if answered else ""
-            error.add_note(f"{answered} of {len(self._searches)} problems were answered{where}.")
+            done = sum(search.is_answered for search in self._searches)
+            error.result = self.result(partial=True) if done else None  # type: ignore[attr-defined]
+            where = ": see .result (in a notebook: sys.last_value.result)" if done else ""
+            error.add_note(f"{done} of {len(self._searches)} problems were answered{where}.")
             raise
 
     def result(self, *, partial: bool = False) -> SearchResult:
@@ -224,7 +223,7 @@ class Search:
             return self._result
         recorder, voting = self._recorder, self.config.voting
         problems, candidates, steps = list[Row](), list[Row](), list[Step]()
-        nodes = list[NodeRow]()
+        recorder.node_rows.clear()
         for search in answered:
             assert search.outcome is not None
             beams, problem = search.outcome.beams, search.problem
@@ -271,9 +270,8 @@ class Search:
                 "correct_candidates": sum(right[group] for group in groups),
             }
             problems.append(row | asdict(search.scores.counts))
-            nodes += search.tree.rows(recorder.run_id, search.problem.id)
+            recorder.node_rows += search.tree.rows(recorder.run_id, search.problem.id)
             steps += [node.step for node in search.tree]
-        recorder.node_rows[:] = nodes
         trace = recorder.trace()
         result = SearchResult(
             problems=pd.DataFrame(problems).astype({"correct": "boolean", "level": "Int64"}),
