@@ -40,10 +40,8 @@ PROFILES = {"quick": 1.0, "default": 20.0, "full": 120.0}  # minutes
 PROBLEMS, SEEDS, LEAST, LONGEST = 4, 3, 4, 384
 FLOORS = 2  # memory, in what the longest request of each model needs
 PAUSE_S = 0.02  # between re-splits, at most
-MOST_GROWTH, ENOUGH = (
-    0.05,
-    25,
-)  # of resident memory, where a quarter of the run has so many searches
+MOST_GROWTH = 0.05  # of resident memory, where a quarter of the run has ENOUGH searches
+ENOUGH = 25
 MODE = {"batch_invariant": True, "problems": PROBLEMS, "seeds": SEEDS, "memory_floors": FLOORS}
 
 
@@ -101,7 +99,7 @@ def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
             resident.append((perf_counter() - start, pages * os.sysconf("SC_PAGE_SIZE")))
     slope, growth = growth_rows(resident)
-    if growth.value > MOST_GROWTH and growth.repeats >= ENOUGH:
+    if growth.value > MOST_GROWTH and len(resident) // 4 >= ENOUGH:
         broken.append(f"resident memory grew by {growth.value:.1%}; allowed: {MOST_GROWTH:.0%}")
     yield Row("searches", len(resident), "searches")
     for name in ("interrupts", "resplits", "full_disks"):
