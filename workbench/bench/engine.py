@@ -4,10 +4,10 @@ Input: distinct random prompts of 128 tokens, 64 new ones, greedy, end of
 sequence ignored, prefix caching off; decoding is timed apart from prefill; all contenders take the
 same fresh prompts in turn, in an order that alternates from repeat to repeat. prefill_512 is one
 prompt of 512 tokens in one step against one forward that computes the last position's logits only.
-No suffix: the fastest kernels; `+invariant`: those whose rows have the same bits in whatever batch
-(measured once where these are the same kernels, as on the CPU). The ceiling of a row is the larger
-of bytes over bandwidth and operations over arithmetic, of the format that is read; on a CPU the
-bandwidth of so many bytes, of which a cache may hold all. Peers:
+No suffix: the fastest kernels; `+invariant`: those whose rows have the same bits in whatever batch,
+where these are others (a CPU's all have). The ceiling of a row is the larger of bytes over
+bandwidth and operations over arithmetic, of the format that is read; on a CPU the bandwidth of so
+many bytes, of which a cache may hold all. Peers:
 `transformers` in this process; those of `make bench-peers` (@vllm, @llama.cpp) each in its own, in
 float32 and the file's own format; `@PEER-VARIANT` is the same peer on the same weights as it may be
 faster: in bfloat16 where the processor multiplies it, in formats of llama.cpp's own quantiser. What
@@ -67,7 +67,7 @@ from workbench.search.answers import check_choice
 REPEATS = {"quick": 3, "default": 9, "full": 21}  # three times as many of a prefill
 REPEATS_LARGE = {"quick": 2, "default": 5, "full": 9}
 LARGE = 50_000_000  # parameters
-MODES = ("", "+invariant")  # suffixes of rows
+INVARIANT = "+invariant"  # suffix of rows
 GPU_DTYPE = "bfloat16"
 PRODUCTS, TRANSFORMERS = "products", "transformers"
 ATTENTION = {"attn_implementation": "sdpa"}
@@ -157,7 +157,8 @@ def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """How a record of this run was made."""
     dtype = "float32" if settings["device"] == "cpu" else GPU_DTYPE
     forced = {"peers_isa": "as ours; llama.cpp as it was compiled"} if FORCED in os.environ else {}
-    return {"batch_invariant": {"no suffix": False, "+invariant": True}, "dtype": dtype} | forced
+    modes = True if settings["device"] == "cpu" else {"no suffix": False, INVARIANT: True}
+    return {"batch_invariant": modes, "dtype": dtype} | forced
 
 
 def engine_rows(bench: EngineBench, measured: Callable[..., Ceiling]) -> Iterator[Row]:
@@ -176,7 +177,7 @@ def engine_rows(bench: EngineBench, measured: Callable[..., Ceiling]) -> Iterato
         yield from bench.rows(work.name, rates, bench.ceiling(near, work))
         if work is not largest:
             continue
-        for mode in MODES:
+        for mode in bench.modes:
             shares = bench.ours(mode).bookkeeping[-bench.repeats :]
             yield median_row(f"bookkeeping_share_b{work.sequences}{mode}", shares, "fraction")
         if bench.on_cpu:
@@ -431,10 +432,9 @@ class EngineBench:
         }
         self.contenders: dict[str, Contender] = {"": self._engine(False)}
         self.labels: dict[str, str] = {}  # peer's name in the rows -> with its version
-        self.modes = dict.fromkeys(MODES, "")  # row suffix -> contender
         if not self.ours("").engine.executor.model.kernels.batch_invariant:
-            self.contenders["+invariant"] = self._engine(True)
-            self.modes = {mode: mode for mode in MODES}
+            self.contenders[INVARIANT] = self._engine(True)
+        self.modes = [*self.contenders]  # ours: suffixes of rows
         if self.on_cpu:
             self.contenders[PRODUCTS] = Linears(self.spec)
             self.labels[PRODUCTS] = "torch's products alone"
@@ -506,7 +506,7 @@ class EngineBench:
 
     def ours(self, mode: str) -> Ours:
         """Our engine as a mode's rows have it."""
-        found = self.contenders[self.modes[mode]]
+        found = self.contenders[mode]
         assert isinstance(found, Ours)
         return found
 
@@ -564,7 +564,7 @@ class EngineBench:
         """Ours in each mode against `transformers` and the ceiling; the fast one against others."""
         first = {n: rates.get(n, []) for n in self.labels if n == TRANSFORMERS}
         others = {n: rates[n] for n in self.labels if n in rates and n != TRANSFORMERS}
-        for mode, contender in self.modes.items():
+        for mode in self.modes:
             peers = first if mode else first | others
             row = f"{name}{mode}"
-            yield from compared_rows(row, rates[contender], "tokens/s", peers, ceiling, self.labels)
+            yield from compared_rows(row, rates[mode], "tokens/s", peers, ceiling, self.labels)
