@@ -70,7 +70,7 @@ def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_p
     rows = {row.name: row for row in engine.run(repeats=1, peers="none")}
     kinds = ("", "@products")
     assert list(rows) == [
-        *(f"sample_{name}_600" for name in engine.SAMPLED),
+        *(f"sample_{kind}{name}_600" for kind in ("", "flat_") for name in engine.SAMPLED),
         "tile_share_of_peak",
         *(f"decode_{batch}{kind}" for batch in ("b1", "b3") for kind in kinds),
         *("bookkeeping_share_b3", "paged_over_contiguous"),

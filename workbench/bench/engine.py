@@ -19,7 +19,8 @@ registers alone; `+busy` is beside one process that keeps a core busy (with vLLM
 the others would take half of the run); paged_over_contiguous is
 decoding's attention alone, keys and values read a second from shuffled blocks of 16, beside torch's
 scaled_dot_product_attention over contiguous ones. sample_*: 64 rows at temperature 0.8 of logits as
-spread as a model's, with filters or log probabilities, beside the same without.
+spread as a model's, in sample_flat_* nearly equal, of which filters keep most; with filters or log
+probabilities, beside the same without.
 
 With `--device cuda`, in bfloat16: steps are timed as a user meets them (scheduling, launching,
 waiting for the sampled tokens), and random weights at true size (`dummy:llama-3.2-1b`) time as real
@@ -41,6 +42,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,8 @@ SAMPLED: dict[str, dict[str, float]] = {
     "all_filters": {"top_k": 50, "top_p": 0.9, "min_p": 0.05},
     "logprobs": {"logprobs": 5},
 }
-VOCABULARIES, SPREAD = (49_152, 128_256), 3.0  # logits: normal, of that deviation
+VOCABULARIES = (49_152, 128_256)
+SPREADS = {"": 3.0, "flat_": 1e-3}  # of logits: their standard deviation
 NEAR_BYTES = 256 << 20  # more than this no cache holds
 WARM_UPS = (1, 4)  # repeats that are not counted, and at most so many new tokens of each
 GPU_WARM_UPS = (2, 64)  # kernels compile, graphs are captured
@@ -210,14 +213,14 @@ def sampling_rows(device: torch.device, repeats: int) -> Iterator[Row]:
         min_p=np.zeros(count),
         logprobs=none - 1,
     )
-    for vocab in VOCABULARIES:
+    for vocab, (kind, spread) in product(VOCABULARIES, SPREADS.items()):
         drawn = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
-        logits = (drawn * SPREAD).to(device)
+        logits = (drawn * spread).to(device)
         for name, asked in SAMPLED.items():
             rows = replace(plain, **{k: np.full(count, v) for k, v in asked.items()})
             works = [partial(sample, kernels, logits, each) for each in (rows, plain)]
             ours, peers = in_turns(works, count, repeats)
-            row = f"sample_{name}_{vocab}"
+            row = f"sample_{kind}{name}_{vocab}"
             yield median_row(row, ours, "rows/s", peer="unfiltered", peers=peers)
 
 
