@@ -140,7 +140,7 @@ class Engine:
             self.cache = place.arena.cache(place.name, **cached)
             blocks, held = self.cache.num_blocks, place.arena.storage is not None
             self.memory = plan_memory(model, config, longest, blocks, held)
-            storage = place.storage(config, model)
+            storage = place.storage(config, model, self)
             with self.cache.lock, self.cache.change():
                 self.cache.free_all()  # of an engine that had this name and was dropped
         self.cache.require(-(-longest // config.block_size))
