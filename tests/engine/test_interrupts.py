@@ -248,7 +248,7 @@ def test_a_fault_anywhere_in_a_call_leaves_what_others_queued(small_model, call,
     """And the same call comes to the same afterwards. again: lines to a second fault, in turn."""
     engine, turns = alone(small_model, reuse_partial_blocks=True)[0], cycle(again)
     expected, others = CALLS[call](engine), only(engine, started(engine))
-    for fault in count(1, 31):
+    for fault in count(1, 101 if again else 31):
         number = started(engine)
         with suppress(KeyboardInterrupt), fault_after(fault, *islice(turns, 1)) as where:
             CALLS[call](engine)
