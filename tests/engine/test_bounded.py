@@ -11,7 +11,8 @@ from workbench.core import SamplingParams, StepPlan, StepResult
 from workbench.engine.engine import Engine
 from workbench.engine.executor import StepHandle
 
-STEPS, WARM_UP = 200_000, 40_000
+STEPS = int(os.environ.get("WORKBENCH_SOAK_STEPS", 200_000))
+WARM_UP, MOST_GROWTH = STEPS // 5, 0.05 if STEPS >= 1_000_000 else 0.02
 
 
 class Instant:
@@ -33,11 +34,13 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.slow
-def test_two_hundred_thousand_steps_take_no_more_memory(small_model, monkeypatch) -> None:
+def test_steps_without_end_take_no_more_memory(small_model, monkeypatch) -> None:
     """Prompts and stop strings that never come again, scores, aborts, preemption, eviction.
 
-    A million steps would take two minutes; so a fifth of them, and 2 %, 50 bytes a step. Measured
-    0.7 %; with evicted hashes that are never forgotten 5.4 %, with a whole trace more.
+    A million steps, and 5 %, with WORKBENCH_SOAK_STEPS=1000000 in the environment: at 0.1 ms a
+    step, most of it the engine's own, they take two minutes. Else a fifth of them, and 2 %, 50
+    bytes a step. Measured 0.7 %; with evicted hashes that are never forgotten 5.4 %, with a whole
+    trace more.
     """
     monkeypatch.setattr("workbench.engine.engine.MOST_ROWS", 4096)
     monkeypatch.setattr("workbench.kvcache.pool.MOST_EVICTED", 4096)
@@ -57,7 +60,7 @@ def test_two_hundred_thousand_steps_take_no_more_memory(small_model, monkeypatch
         engine.step()
         if number == WARM_UP:
             before = resident_bytes()
-    assert resident_bytes() < 1.02 * before
+    assert resident_bytes() < (1 + MOST_GROWTH) * before
     stats, trace = engine.cache.stats, engine.trace
     assert stats.evicted > STEPS / 10, "the cache had room for all"
     assert trace.dropped["steps"] + len(trace.steps) == engine._next_step

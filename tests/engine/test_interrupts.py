@@ -8,7 +8,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count, cycle
+from itertools import count, cycle, islice
 from linecache import getline
 from types import FrameType
 
@@ -35,42 +35,59 @@ FILES = tuple(
 SEARCH = tuple(
     f"workbench/{name}.py" for name in ("search/search", "search/rounds", "search/prm", "trace")
 )
-ENDED = ("return outputs", "return sequence", "try:")
+ENDED = (
+    *("return outputs", "return sequence", "try:", "except BaseException:", "raise"),
+    *("self._unwanted += ids", "self._unwanted += [sequence.request_id]"),
+)
 PROMPTS = [[7, 3, number, *range(2, 22)] for number in (1, 1, 2, 3)]
 
 
 @contextmanager
 def fault_after(
-    lines: int, files: tuple[str, ...] = FILES, *, once: bool = False
+    *lines: int, files: tuple[str, ...] = FILES, once: bool = False
 ) -> Iterator[list[str]]:
-    """KeyboardInterrupt at the line of these files that comes after so many; where, if reached.
+    """KeyboardInterrupt at the line of these files that comes after so many, and again at the one
+    that comes after so many more, ...; where, of those that are reached.
 
-    once: a line counts the first time only.
+    once: a line counts the first time only, and again after a fault.
 
-    Not where nothing is called, at the return of what has ended and at `try`: there CPython never
-    raises what a signal asks for.
+    Not at the return of what has ended, at `try`, where an exception is caught or goes on, and at
+    what is written so that nothing is called: there CPython never raises what a signal asks for.
     """
-    left, where, seen = count(lines, -1), list[str](), set[tuple[str, int]]()
+    left, where, seen = [*lines], list[str](), set[tuple[str, int]]()
 
     def at_line(frame: FrameType, event: str, _: object) -> object:
         place = frame.f_code.co_filename, frame.f_lineno
-        if event != "line" or where or (once and place in seen):
+        if event != "line" or not left or (once and place in seen):
             return at_line
         seen.add(place)
-        if next(left) <= 0:
-            if getline(*place).strip() not in ENDED:
-                where.append("{}:{}".format(*place))
-                raise KeyboardInterrupt
+        left[0] -= 1
+        if left[0] < 0 and getline(*place).strip() not in ENDED:
+            where.append("{}:{}".format(*place))
+            del left[0]
+            seen.clear()
+            if left:
+                sys.setprofile(trace_again)
+            raise KeyboardInterrupt
         return at_line
 
     def at_call(frame: FrameType, *_: object) -> object:
         return at_line if frame.f_code.co_filename.endswith(files) else None
+
+    def trace_again(frame: FrameType | None, *_: object) -> None:
+        """Python drops a trace function that raises; this runs at the next call or return."""
+        sys.setprofile(None)
+        sys.settrace(at_call)
+        while frame is not None:
+            frame.f_trace = frame.f_trace or at_call(frame)
+            frame = frame.f_back
 
     before = sys.gettrace()
     sys.settrace(at_call)
     try:
         yield where
     finally:
+        sys.setprofile(None)
         sys.settrace(before)
 
 
@@ -222,14 +239,18 @@ def only(engine: Engine, number: int) -> tuple[int, ...]:
     return outputs[0].token_ids
 
 
+TWICE = pytest.mark.parametrize("again", [[], range(13)], ids=["once", "twice"])
+
+
+@TWICE
 @pytest.mark.parametrize("call", CALLS)
-def test_a_fault_anywhere_in_a_call_leaves_what_others_queued(small_model, call) -> None:
-    """And the same call comes to the same afterwards."""
-    engine = alone(small_model, reuse_partial_blocks=True)[0]
+def test_a_fault_anywhere_in_a_call_leaves_what_others_queued(small_model, call, again) -> None:
+    """And the same call comes to the same afterwards. again: lines to a second fault, in turn."""
+    engine, turns = alone(small_model, reuse_partial_blocks=True)[0], cycle(again)
     expected, others = CALLS[call](engine), only(engine, started(engine))
-    for fault in count(1, 31):
+    for fault in count(1, 101 if again else 31):
         number = started(engine)
-        with suppress(KeyboardInterrupt), fault_after(fault) as where:
+        with suppress(KeyboardInterrupt), fault_after(fault, *islice(turns, 1)) as where:
             CALLS[call](engine)
         assert only(engine, number) == others, where
         assert CALLS[call](engine) == expected, where
@@ -237,13 +258,14 @@ def test_a_fault_anywhere_in_a_call_leaves_what_others_queued(small_model, call)
             break
 
 
-def test_a_request_whose_add_is_cut_short_is_not_queued(small_model) -> None:
-    """Wherever it is; what runs goes on."""
-    engine = alone(small_model)[0]
+@TWICE
+def test_a_request_whose_add_is_cut_short_is_not_queued(small_model, again) -> None:
+    """Wherever it is; what runs goes on, and what is queued later is not taken for it."""
+    engine, turns = alone(small_model)[0], cycle(again)
     others = only(engine, started(engine))
     for fault in count(1):
         number, added = started(engine), None
-        with suppress(KeyboardInterrupt), fault_after(fault) as where:
+        with suppress(KeyboardInterrupt), fault_after(fault, *islice(turns, 1)) as where:
             added = engine.add(PROMPTS[2], PARAMS)
         if added is not None:
             engine.abort(added)
@@ -337,13 +359,46 @@ def recorders(engines: list[Engine]) -> list[tuple[object, str]]:
     return [(engine._recorder, engine._trace_name) for engine in engines]
 
 
+@pytest.fixture(scope="module")
+def shared() -> list[Engine]:
+    """The same two over one arena."""
+    names, limits = ("tiny-solver", "tiny-prm"), {"max_model_len": 384}
+    shapes = [block_shape(name, **limits) for name in names]
+    arena = KVArena(2 * sum(shape.block_bytes * shape.floor_blocks for shape in shapes), shapes)
+    return [Engine(name, arena=arena, **limits) for name in names]
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_two_faults_in_a_row_in_a_search_leave_nothing_in_an_arena(shared, once) -> None:
+    """The second one mostly while the first is seen to, in engines, arena or search: nothing waits
+    or is in use, the laws hold, each engine records to what it did before, and the same search
+    comes to the same.
+    """
+    own, files = recorders(shared), (*SEARCH, *FILES, "/contextlib.py")
+    expected, both = searched(*shared).play().tree["token_ids"].tolist(), 0
+    for number, fault in enumerate(count(5, 29 if once else 1499)):
+        faults = fault, 37 * number % (61 if once else 401)
+        with suppress(KeyboardInterrupt), fault_after(*faults, files=files, once=once) as where:
+            searched(*shared).play()
+        assert recorders(shared) == own, where
+        for engine in shared:
+            assert not engine.has_work and engine.cache.num_active == 0, where
+        shared[0].cache.pool.memory.check()
+        if not where:
+            break
+        both += len(where) == 2
+        if number % 8 == 0:
+            assert searched(*shared).play().tree["token_ids"].tolist() == expected, where
+    assert both > number / 2
+
+
 def test_a_fault_at_any_line_of_a_search_leaves_nothing_in_its_engines(pair) -> None:
     """No request, no block in use, and each engine records to what it did before."""
     own = recorders(pair)
     expected = searched(*pair).play().tree["token_ids"].tolist()
     for fault in count():
         search = searched(*pair)
-        with suppress(KeyboardInterrupt), fault_after(fault, SEARCH, once=True) as where:
+        with suppress(KeyboardInterrupt), fault_after(fault, files=SEARCH, once=True) as where:
             search.play()
         assert recorders(pair) == own, where
         for engine in pair:

@@ -158,8 +158,11 @@ def test_an_engine_that_does_not_fit_its_arena_is_refused(
 
 
 def test_two_engines_of_one_name_are_refused_while_both_live() -> None:
-    """A name is free again once its engine is gone, and what its requests held, too."""
+    """A name is free again once its engine is gone, whoever shares its weights, and what its
+    requests held, too.
+    """
     arena, engines = shared()
+    other = Engine(LLM, weights=engines[0].weights, num_blocks=24, **LIMITS)
     with pytest.raises(ConfigError, match="already; give each its own name"):
         Engine(LLM, arena=arena, **LIMITS)
     engines[0].add([5] * 40, PARAMS)
@@ -169,5 +172,6 @@ def test_two_engines_of_one_name_are_refused_while_both_live() -> None:
     gc.collect()
     second = Engine(LLM, arena=arena, **LIMITS)
     assert second.cache.num_active == 0
-    assert second.generate([[5] * 40], PARAMS)
+    same = [other.generate([[5] * 40], PARAMS), second.generate([[5] * 40], PARAMS)]
+    assert same[0][0].token_ids == same[1][0].token_ids
     arena.check()

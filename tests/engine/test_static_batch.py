@@ -66,6 +66,17 @@ def test_a_request_whose_padded_batch_cannot_fit_is_refused_with_the_numbers() -
     assert list(rig.finished) == [1]
 
 
+def test_a_cache_that_has_shrunk_makes_smaller_batches() -> None:
+    """Also where a whole batch fitted when its requests were queued."""
+    rig = Padded(num_blocks=20)
+    for _ in range(4):
+        rig.add(10, max_tokens=10)
+    assert not rig.cache.resize(12).refused
+    rig.run()
+    assert list(rig.finished) == [1, 2, 3, 4]
+    assert max(counts.running for _, counts in rig.plans) == 2
+
+
 def test_a_failed_step_ends_its_batch_and_what_waits_goes_on() -> None:
     rig = Padded(max_num_seqs=2)
     early, late, waiting = rig.add(3, 1), rig.add(5, 9), rig.add(4, 2)

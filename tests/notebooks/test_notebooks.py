@@ -3,14 +3,22 @@
 import ast
 import json
 import re
+from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
+from IPython.display import Markdown
+from nbconvert.filters import markdown2html
 
+from tests.widgets.conftest import HOSTILE
 from workbench.cli import main
 from workbench.experiments.notebooks import default_parameters, notebook_files, run_notebooks
 from workbench.plots import FIGURES
+from workbench.widgets.live import in_words
+from workbench.widgets.live_search import Snapshot
+from workbench.widgets.parts import as_markdown
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -82,6 +90,31 @@ def test_parameters_come_first_and_are_independent_literals(file):
         ast.literal_eval(node.value)
     assert "check_parameters()" in cells[1].source
     assert default_parameters(file)
+
+
+TEXT = f"{HOSTILE} **a** [b](c) | `d` |"
+FAILED = Snapshot("failed", 1.0, "", *[0] * 6, None, (), [], {"llm": 0, "prm": 0}, problem=TEXT)
+NAMED = SimpleNamespace(config=SimpleNamespace(llm=TEXT, prm=TEXT), how="measured", shares=TEXT)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "given"),
+    [
+        ("live_memory_split", "in_words(seen)", {"in_words": in_words, "seen": FAILED}),
+        (
+            "01_memory_requirements",
+            "ends =",
+            {"study": SimpleNamespace(pairs=[NAMED]), "beyond": ()},
+        ),
+    ],
+)
+def test_what_an_error_or_a_model_says_of_itself_is_shown_as_text(name, part, given):
+    """No tag, emphasis, link or table in it works where a cell puts it into Markdown."""
+    (cell,) = (c for c in code_cells(FOLDER / f"{name}.ipynb") if part in c.source)
+    *lines, last = cell.source.splitlines()
+    names = {"Markdown": Markdown, "as_markdown": as_markdown, **given}
+    exec("\n".join(lines), names)
+    assert escape(TEXT) in markdown2html(eval(last, names).data)
 
 
 @pytest.fixture(scope="module")

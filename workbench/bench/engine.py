@@ -4,10 +4,10 @@ Input: distinct random prompts of 128 tokens, 64 new ones, greedy, end of
 sequence ignored, prefix caching off; decoding is timed apart from prefill; all contenders take the
 same fresh prompts in turn, in an order that alternates from repeat to repeat. prefill_512 is one
 prompt of 512 tokens in one step against one forward that computes the last position's logits only.
-No suffix: the fastest kernels; `+invariant`: those whose rows have the same bits in whatever batch
-(measured once where these are the same kernels, as on the CPU). The ceiling of a row is the larger
-of bytes over bandwidth and operations over arithmetic, of the format that is read; on a CPU the
-bandwidth of so many bytes, of which a cache may hold all. Peers:
+No suffix: the fastest kernels; `+invariant`: those whose rows have the same bits in whatever batch,
+where these are others (a CPU's all have). The ceiling of a row is the larger of bytes over
+bandwidth and operations over arithmetic, of the format that is read; on a CPU the bandwidth of so
+many bytes, of which a cache may hold all. Peers:
 `transformers` in this process; those of `make bench-peers` (@vllm, @llama.cpp) each in its own, in
 float32 and the file's own format; `@PEER-VARIANT` is the same peer on the same weights as it may be
 faster: in bfloat16 where the processor multiplies it, in formats of llama.cpp's own quantiser. What
@@ -19,7 +19,8 @@ registers alone; `+busy` is beside one process that keeps a core busy (with vLLM
 the others would take half of the run); paged_over_contiguous is
 decoding's attention alone, keys and values read a second from shuffled blocks of 16, beside torch's
 scaled_dot_product_attention over contiguous ones. sample_*: 64 rows at temperature 0.8 of logits as
-spread as a model's, with filters or log probabilities, beside the same without.
+spread as a model's, in sample_flat_* nearly equal, of which filters keep most; with filters or log
+probabilities, beside the same without.
 
 With `--device cuda`, in bfloat16: steps are timed as a user meets them (scheduling, launching,
 waiting for the sampled tokens), and random weights at true size (`dummy:llama-3.2-1b`) time as real
@@ -41,6 +42,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ from workbench.search.answers import check_choice
 REPEATS = {"quick": 3, "default": 9, "full": 21}  # three times as many of a prefill
 REPEATS_LARGE = {"quick": 2, "default": 5, "full": 9}
 LARGE = 50_000_000  # parameters
-MODES = ("", "+invariant")  # suffixes of rows
+INVARIANT = "+invariant"  # suffix of rows
 GPU_DTYPE = "bfloat16"
 PRODUCTS, TRANSFORMERS = "products", "transformers"
 ATTENTION = {"attn_implementation": "sdpa"}
@@ -114,7 +116,8 @@ SAMPLED: dict[str, dict[str, float]] = {
     "all_filters": {"top_k": 50, "top_p": 0.9, "min_p": 0.05},
     "logprobs": {"logprobs": 5},
 }
-VOCABULARIES, SPREAD = (49_152, 128_256), 3.0  # logits: normal, of that deviation
+VOCABULARIES = (49_152, 128_256)
+SPREADS = {"": 3.0, "flat_": 1e-3}  # of logits: their standard deviation
 NEAR_BYTES = 256 << 20  # more than this no cache holds
 WARM_UPS = (1, 4)  # repeats that are not counted, and at most so many new tokens of each
 GPU_WARM_UPS = (2, 64)  # kernels compile, graphs are captured
@@ -157,7 +160,8 @@ def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """How a record of this run was made."""
     dtype = "float32" if settings["device"] == "cpu" else GPU_DTYPE
     forced = {"peers_isa": "as ours; llama.cpp as it was compiled"} if FORCED in os.environ else {}
-    return {"batch_invariant": {"no suffix": False, "+invariant": True}, "dtype": dtype} | forced
+    modes = True if settings["device"] == "cpu" else {"no suffix": False, INVARIANT: True}
+    return {"batch_invariant": modes, "dtype": dtype} | forced
 
 
 def engine_rows(bench: EngineBench, measured: Callable[..., Ceiling]) -> Iterator[Row]:
@@ -176,7 +180,7 @@ def engine_rows(bench: EngineBench, measured: Callable[..., Ceiling]) -> Iterato
         yield from bench.rows(work.name, rates, bench.ceiling(near, work))
         if work is not largest:
             continue
-        for mode in MODES:
+        for mode in bench.modes:
             shares = bench.ours(mode).bookkeeping[-bench.repeats :]
             yield median_row(f"bookkeeping_share_b{work.sequences}{mode}", shares, "fraction")
         if bench.on_cpu:
@@ -209,14 +213,14 @@ def sampling_rows(device: torch.device, repeats: int) -> Iterator[Row]:
         min_p=np.zeros(count),
         logprobs=none - 1,
     )
-    for vocab in VOCABULARIES:
+    for vocab, (kind, spread) in product(VOCABULARIES, SPREADS.items()):
         drawn = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
-        logits = (drawn * SPREAD).to(device)
+        logits = (drawn * spread).to(device)
         for name, asked in SAMPLED.items():
             rows = replace(plain, **{k: np.full(count, v) for k, v in asked.items()})
             works = [partial(sample, kernels, logits, each) for each in (rows, plain)]
             ours, peers = in_turns(works, count, repeats)
-            row = f"sample_{name}_{vocab}"
+            row = f"sample_{kind}{name}_{vocab}"
             yield median_row(row, ours, "rows/s", peer="unfiltered", peers=peers)
 
 
@@ -431,10 +435,9 @@ class EngineBench:
         }
         self.contenders: dict[str, Contender] = {"": self._engine(False)}
         self.labels: dict[str, str] = {}  # peer's name in the rows -> with its version
-        self.modes = dict.fromkeys(MODES, "")  # row suffix -> contender
         if not self.ours("").engine.executor.model.kernels.batch_invariant:
-            self.contenders["+invariant"] = self._engine(True)
-            self.modes = {mode: mode for mode in MODES}
+            self.contenders[INVARIANT] = self._engine(True)
+        self.modes = [*self.contenders]  # ours: suffixes of rows
         if self.on_cpu:
             self.contenders[PRODUCTS] = Linears(self.spec)
             self.labels[PRODUCTS] = "torch's products alone"
@@ -506,7 +509,7 @@ class EngineBench:
 
     def ours(self, mode: str) -> Ours:
         """Our engine as a mode's rows have it."""
-        found = self.contenders[self.modes[mode]]
+        found = self.contenders[mode]
         assert isinstance(found, Ours)
         return found
 
@@ -564,7 +567,7 @@ class EngineBench:
         """Ours in each mode against `transformers` and the ceiling; the fast one against others."""
         first = {n: rates.get(n, []) for n in self.labels if n == TRANSFORMERS}
         others = {n: rates[n] for n in self.labels if n in rates and n != TRANSFORMERS}
-        for mode, contender in self.modes.items():
+        for mode in self.modes:
             peers = first if mode else first | others
             row = f"{name}{mode}"
-            yield from compared_rows(row, rates[contender], "tokens/s", peers, ceiling, self.labels)
+            yield from compared_rows(row, rates[mode], "tokens/s", peers, ceiling, self.labels)

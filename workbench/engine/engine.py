@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -140,7 +140,7 @@ class Engine:
             self.cache = place.arena.cache(place.name, **cached)
             blocks, held = self.cache.num_blocks, place.arena.storage is not None
             self.memory = plan_memory(model, config, longest, blocks, held)
-            storage = place.storage(config, model)
+            storage = place.storage(config, model, self)
             with self.cache.lock, self.cache.change():
                 self.cache.free_all()  # of an engine that had this name and was dropped
         self.cache.require(-(-longest // config.block_size))
@@ -216,12 +216,13 @@ class Engine:
         require_known(sequence, self, self.spec.vocab)
         self.scheduler.require_servable(sequence)
         sequence.arrival_s = time.perf_counter()
+        self._next_id += 1  # before anything that may fail: no later request gets this id
         try:
             with self._change():
-                self._next_id += 1
                 self.scheduler.add(sequence)
         except BaseException:
-            self._drop([sequence.request_id])
+            self._unwanted += [sequence.request_id]
+            self._drop_unwanted()
             raise
         return sequence
 
@@ -232,13 +233,14 @@ class Engine:
 
     def abort(self, request_id: int) -> None:
         """Drop a request, or what it came to; an unknown id is ignored."""
-        self._drop([request_id])
+        self._unwanted += [request_id]
+        self._drop_unwanted()
 
-    def _drop(self, request_ids: Iterable[int]) -> None:
-        """Abort these: now or, where garbage collection closes a stream within a change, of this
-        engine or of another in its arena, at the end of the next one here.
+    def _drop_unwanted(self) -> None:
+        """Now or, where garbage collection closes a stream within a change, of this engine or of
+        another in its arena, at the end of the next one here. Requests become unwanted before the
+        call, where nothing is called: there no second interrupt of the user can come.
         """
-        self._unwanted.extend(request_ids)
         if not self._changing and self.cache.pool.memory.changing in (None, self.cache):
             with self._change():
                 pass
@@ -410,15 +412,16 @@ class Engine:
         self, queue: Callable[..., int], calls: list[tuple[Any, ...]]
     ) -> list[RequestOutput]:
         """Queue every call, step until all have finished; what else finishes is held for step()."""
-        found: dict[int, RequestOutput] = {}
-        first = self._next_id
+        found, ids = dict[int, RequestOutput](), list[int]()
         try:
-            ids = [queue(*arguments) for arguments in calls]
+            for arguments in calls:
+                ids.append(queue(*arguments))
             while len(found) < len(ids):
                 self._advance()
                 found |= {output.request_id: output for output in self._taken(ids)}
         except BaseException:
-            self._drop(range(first, self._next_id))
+            self._unwanted += ids
+            self._drop_unwanted()
             raise
         outputs = [found[request_id] for request_id in ids]
         for output in outputs:
@@ -448,7 +451,8 @@ class Engine:
                 if piece:
                     yield piece
         finally:
-            self.abort(sequence.request_id)
+            self._unwanted += [sequence.request_id]
+            self._drop_unwanted()
 
     # -- what a search may know of it --
 

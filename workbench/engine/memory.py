@@ -415,10 +415,11 @@ class ArenaPlace:
                 "block_shape() and Engine the same max_model_len and block_size."
             )
 
-    def storage(self, config: EngineConfig, model: LlamaModel) -> BlockStorage:
+    def storage(self, config: EngineConfig, model: LlamaModel, user: Any) -> BlockStorage:
         """This model's view of the arena's bytes, which the first engine asks for.
 
-        ConfigError while another engine has its blocks under the same name.
+        user: the engine, which has the name for as long as it lives; its model may live on in
+        others. ConfigError while another engine has its blocks under the same name.
         """
         if self.arena.storage is None:
             self.arena.storage = ArenaStorage(self.arena, model.device)
@@ -430,5 +431,5 @@ class ArenaPlace:
             )
         shape = (config.block_size, model.spec.kv_heads, model.spec.head_dim)
         view = bytes_.model(self.name, *shape, model.dtype)
-        bytes_.users[self.name] = model
+        bytes_.users[self.name] = user
         return view

@@ -12,6 +12,7 @@ kernel that honours the mask does.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -83,11 +84,18 @@ class StaticScheduler(Scheduler):
         """No request joins a batch."""
 
     def _form_batch(self) -> None:
-        """The next max_num_seqs waiting requests, each with blocks for the longest of them."""
-        count = min(self._max_num_seqs, len(self._waiting))
-        members = [self._waiting.popleft() for _ in range(count)]
-        most = max(self._most_tokens(member) for member in members)
+        """The next max_num_seqs waiting requests, each with blocks for the longest of them; fewer
+        where the cache has shrunk since they were queued.
+        """
+        members, most, size = list[Sequence](), 0, self._cache.block_size
+        for waiting in islice(self._waiting, self._max_num_seqs):
+            longest = max(most, self._most_tokens(waiting))
+            if members and (len(members) + 1) * -(-longest // size) > self._cache.num_blocks:
+                break
+            members.append(waiting)
+            most = longest
         for member in members:
+            self._waiting.popleft()
             tokens = member.token_ids[: member.num_to_compute]
             allocation = self._cache.allocate(member.request_id, tokens)
             reserved = self._cache.extend(member.request_id, [0] * most)

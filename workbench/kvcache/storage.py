@@ -124,7 +124,7 @@ class ArenaStorage:
         size = arena.num_pages * arena.page.page_bytes
         self.bytes = _zeros(size, torch.uint8, torch.device(device), what)
         self._models: dict[str, BlockStorage] = {}
-        # name -> the model that computes
+        # name -> the engine that computes
         self.users: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
     def model(

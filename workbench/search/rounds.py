@@ -274,16 +274,23 @@ class Rounds:
             if on_round is not None:
                 on_round(self.progress)
         except BaseException:
-            for number in self._sampling:
-                self.llm.abort(number)
-            for number in self._scoring:
-                self.prm.engine.abort(number)
-            self.queue.clear()
-            self._in_flight.clear()
+            try:
+                self._give_up()
+            finally:
+                self._give_up()  # whatever an interrupt of the first left
             raise
         finally:
             self.clock.pause()
         return bool(self.queue or self._in_flight)
+
+    def _give_up(self) -> None:
+        """Abort every request, and go on with no search."""
+        for number in self._sampling:
+            self.llm.abort(number)
+        for number in self._scoring:
+            self.prm.engine.abort(number)
+        self.queue.clear()
+        self._in_flight.clear()
 
     def _advance(self) -> None:
         """Take problems in, in the queue's order, and advance every search that has its replies.
