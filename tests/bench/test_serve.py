@@ -36,9 +36,9 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
             asked.append(("alone", json.dumps(prompts[0].tolist())))
         return alone(engines, prompts, count)
 
-    def kept(name, unit, peer, both, *how):
-        sides[name] = both
-        return paired_row(name, unit, peer, both, *how)
+    def kept(name, unit, peer, *both):
+        sides[name] = list(both[:2])
+        return paired_row(name, unit, peer, *both)
 
     monkeypatch.setattr(serve, "paired_row", kept)
     monkeypatch.setattr(serve, "loads", watched)

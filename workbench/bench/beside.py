@@ -31,8 +31,8 @@ import torch
 
 from workbench.bench.engine import PEERS_FOLDER, multiplies_bfloat16
 from workbench.bench.peers import PeerError, PeerProcess
-from workbench.bench.record import Row
-from workbench.bench.serve import paired_row, searchable, served, summed, vllm_command
+from workbench.bench.record import Row, paired_row
+from workbench.bench.serve import searchable, served, summed, vllm_command
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
 from workbench.errors import ConfigError, RemoteError
@@ -150,7 +150,8 @@ def compared(
         sides = [[each[row] for each in system] for system in values]
         whole = [max(side) if row == "peak_memory" else median(side) for side in sides]
         if row in UNITS:
-            yield paired_row(f"{row}@{name}", UNITS[row], label, sides, row in RATES, whole)
+            found = paired_row(f"{row}@{name}", UNITS[row], label, *sides, row not in RATES)
+            yield replace(found, value=whole[0], peer_value=whole[1])
         else:
             unit = "tokens/problem" if row == "tokens" else "fraction"
             yield Row(f"{row}@{name}", whole[0], unit, label, whole[1], repeats=len(ours))

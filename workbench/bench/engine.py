@@ -52,7 +52,15 @@ from tqdm.auto import tqdm
 
 from workbench.bench.kernels import KernelBench, Sizes, gpu_ceiling, require_gpu
 from workbench.bench.peers import PEERS, PeerError, PeerProcess
-from workbench.bench.record import Ceiling, Row, compared_rows, median_row, memory_rows
+from workbench.bench.record import (
+    Ceiling,
+    Row,
+    compared_rows,
+    in_turn,
+    median_row,
+    memory_rows,
+    rates_in_turn,
+)
 from workbench.core import SamplingParams, SamplingRows
 from workbench.engine.engine import Engine
 from workbench.engine.executor import sample
@@ -215,20 +223,9 @@ def sampling_rows(device: torch.device, repeats: int) -> Iterator[Row]:
         for name, asked in SAMPLED.items():
             rows = replace(plain, **{k: np.full(count, v) for k, v in asked.items()})
             works = [partial(sample, kernels, logits, each) for each in (rows, plain)]
-            ours, peers = in_turns(works, count, repeats)
+            ours, peers = rates_in_turn(works, count, repeats)
             row = f"sample_{name}_{vocab}"
             yield median_row(row, ours, "rows/s", peer="unfiltered", peers=peers)
-
-
-def in_turns(works: Sequence[Callable[..., Any]], amount: float, times: int) -> list[list[float]]:
-    """Rates of each piece of work: `amount` by seconds, after a repeat that is not counted."""
-    rates: list[list[float]] = [[] for _ in works]
-    for _ in range(1 + times):
-        for work, found in zip(works, rates, strict=True):
-            start = time.perf_counter()
-            work()
-            found.append(amount / (time.perf_counter() - start))
-    return [found[1:] for found in rates]
 
 
 # -- contenders: timed(prompts, new_tokens) is tokens and seconds, of all sequences together after
@@ -534,7 +531,7 @@ class EngineBench:
         flash = bench.torch_attention(read, 1, spec.layers)["flash"]  # what torch takes on a CPU
         works = kernels.record(partial(step.attend, kernels)), flash
         amount, peer = count * positions * spec.kv_bytes_per_token(4), "torch's SDPA, contiguous KV"
-        ours, peers = in_turns(works, amount, 3 * self.repeats)
+        ours, peers = rates_in_turn(works, amount, 3 * self.repeats)
         return median_row("paged_over_contiguous", ours, "B/s", peer=peer, peers=peers)
 
     def rates(self, work: Work, without: Sequence[str] = ()) -> Rates:
@@ -546,7 +543,7 @@ class EngineBench:
             prompts = self._random.integers(0, self.spec.vocab, (work.sequences, work.tokens))
             new = work.new if repeat >= 0 else min(few, work.new)
             gc.collect()
-            for name in list(found)[:: 1 if repeat % 2 else -1]:
+            for name in in_turn(found, repeat):
                 peer = self.contenders[name]
                 try:
                     tokens, seconds = peer.timed(prompts, new)

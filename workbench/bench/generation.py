@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
 from itertools import product
@@ -25,9 +25,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from tqdm.auto import tqdm
 
-from workbench.bench.engine import in_turns
 from workbench.bench.kernels import READ_BYTES, SIDE, KernelBench, Sizes, graph_seconds
-from workbench.bench.record import Ceiling, measure_ceiling
+from workbench.bench.record import Ceiling, in_turn, measure_ceiling, rates_in_turn
 from workbench.config import AtLeastOne, check, format_size, parse_size
 from workbench.core import SamplingParams, StepResult
 from workbench.core import Sequence as Request
@@ -188,11 +187,6 @@ def _seconds(engine: Engine) -> float:
     return time.perf_counter() - start
 
 
-def _in_turn(names: Iterable[Any], repeat: int) -> list[Any]:
-    """The contenders in this repeat's order."""
-    return list(names)[:: -1 if repeat % 2 else 1]
-
-
 def _spread(values: ArrayLike) -> dict[str, float]:
     found = np.asarray(values, np.float64)
     ends = {"low": float(found.min()), "high": float(found.max())}
@@ -217,7 +211,7 @@ def cache_rows(plan: GenerationPlan) -> pd.DataFrame:
         lengths = [new for p, new in pairs if p == prompt]
         found: dict[bool, list[NDArray[np.float64]]] = {True: [], False: []}
         for repeat in tqdm(range(plan.repeats), desc=f"prompt of {prompt}", leave=False):
-            for cached in _in_turn(found, repeat):
+            for cached in in_turn(found, repeat):
                 work = prompt, max(lengths), plan.seed + repeat
                 stride = 1 if cached else plan.stride
                 found[cached].append(_stamps(kept if cached else anew, *work, stride))
@@ -279,7 +273,7 @@ def batch_rows(plan: GenerationPlan, ceiling: Ceiling) -> pd.DataFrame:
         requests = plan.requests(max(4, 2 * batch))
         found: dict[str, list[dict[str, float]]] = {kind: [] for kind in engines}
         for repeat in range(plan.repeats):
-            for kind in _in_turn(engines, repeat):
+            for kind in in_turn(engines, repeat):
                 _batched(engines[kind], [(prompt, 2) for prompt, _ in requests[:batch]], 0)
                 found[kind].append(_batched(engines[kind], requests, plan.seed + repeat))
         for kind, repeats in found.items():
@@ -402,7 +396,7 @@ def block_rows(plan: GenerationPlan) -> pd.DataFrame:
     requests = [(plan.longest // 2, plan.longest // 2)] * plan.block_batch
     found: dict[int, list[float]] = {size: [] for size in engines}
     for repeat in tqdm(range(-1, plan.repeats), desc="block sizes"):  # the first is not counted
-        for size in _in_turn(engines, repeat):
+        for size in in_turn(engines, repeat):
             engine = engines[size]
             _add(engine, requests, plan.seed + max(0, repeat))
             engine.step()
@@ -430,6 +424,6 @@ def _attention_ratios(plan: GenerationPlan, engine: Engine) -> list[float]:
     read = plan.block_batch, cached
     peers = bench.torch_attention(read, 1, spec.layers).values()
     ours = model.kernels.record(partial(step.attend, model.kernels))
-    rates, *others = in_turns([ours, *peers], 1, 9 * plan.repeats)
+    rates, *others = rates_in_turn([ours, *peers], 1, 9 * plan.repeats)
     best = max(others, key=lambda each: float(np.median(each)))
     return [theirs / mine for mine, theirs in zip(rates, best, strict=True)]

@@ -33,7 +33,7 @@ import urllib.request
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ from workbench.bench.engine import (
     peer_files,
 )
 from workbench.bench.peers import PeerError, interpreter, last_words
-from workbench.bench.record import Row
+from workbench.bench.record import Row, in_turn, paired_row, quotient
 from workbench.config import EngineConfig
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
@@ -90,7 +90,6 @@ time.sleep(1e9)
 """
 Bodies = list[dict[str, object]]
 Place = tuple[str, int]  # host and port
-Sides = Sequence[Sequence[float]]  # ours and a peer's, by turn
 
 
 @dataclass(slots=True)
@@ -177,7 +176,7 @@ def run(
             asked = prompts(count * ROUNDS)
             if part == "shared":
                 asked[0][:, :SHARED] = prefix
-            for name, place in [*places.items()][:: -1 if turn % 2 else 1]:
+            for name, place in in_turn(places.items(), turn):
                 own = found[count][name]
                 if place is None:
                     own.answers.append(in_process(engines, asked, count))
@@ -195,7 +194,7 @@ def run(
         if count > 1 and 1 in found and not two:
             one = found[1]
             gains = [[*map(quotient, each[n].each(RATE), one[n].each(RATE))] for n in ("", ALONE)]
-            yield paired_row(f"over_sequential_{suffix}", "ratio", ALONE, gains)
+            yield paired_row(f"over_sequential_{suffix}", "ratio", ALONE, *gains)
 
 
 def engines_of(models: Sequence[str], most: int) -> list[Engine]:
@@ -236,7 +235,7 @@ def rows_of(ours: Turns, alone: Turns, suffix: str) -> Iterator[Row]:
     for name, value in ours.whole().items():
         row = f"{name}_{suffix}"
         if name == RATE:
-            yield paired_row(row, "tokens/s", ALONE, (ours.each(name), alone.each(name)))
+            yield paired_row(row, "tokens/s", ALONE, ours.each(name), alone.each(name))
             continue
         unit = "s" if "_p" in name else "requests/s" if name == "goodput" else "requests"
         yield Row(row, value, unit, repeats=len(ours.answers))
@@ -246,29 +245,12 @@ def compared(ours: Turns, theirs: Turns, name: str, label: str, suffix: str) -> 
     """Our load against a peer's; and how many of its requests it refused or lost."""
     mine, other = ours.whole(), theirs.whole()
     for each, unit in COMPARED.items():
-        row, sides = f"{each}_{suffix}@{name}", (ours.each(each), theirs.each(each))
-        yield paired_row(row, unit, label, sides, each == RATE, (mine[each], other[each]))
+        row, less = f"{each}_{suffix}@{name}", each != RATE
+        found = paired_row(row, unit, label, ours.each(each), theirs.each(each), less)
+        yield replace(found, value=mine[each], peer_value=other[each])
     for each in (*REFUSALS, "lost"):
         row, both = f"{each}_{suffix}@{name}", (mine[each], "requests", label, other[each])
         yield Row(row, *both, repeats=len(ours.answers))
-
-
-def paired_row(
-    name: str, unit: str, peer: str, sides: Sides, more: bool = True, whole: Any = None
-) -> Row:
-    """Turns of ours and of a peer, paired: the median ratio, above 1 where ours is better, and the
-    least and the most of two or more. Values are medians, or the two of `whole`; more: is better.
-    """
-    ratios = [*map(quotient, *(sides if more else sides[::-1]))]
-    ratio, *values = (float(np.median(each)) for each in (ratios, *sides))
-    value, other = whole or values
-    spread = (min(ratios), max(ratios)) if len(ratios) > 1 and np.isfinite(ratio) else None
-    return Row(name, value, unit, peer, other, ratio, repeats=len(ratios), spread=spread)
-
-
-def quotient(above: float, below: float) -> float:
-    """NaN over nothing: of a server that answered no request."""
-    return above / below if below else float("nan")
 
 
 # -- servers --
