@@ -24,23 +24,23 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
     peers = {"twin": twin, "broken": broken}
     monkeypatch.setattr(serve, "peer_commands", lambda *_: peers)
     asked, sides = list[tuple[str, str]](), dict[str, list]()  # warm-ups are left out
-    loads, alone, paired_row = serve.loads, serve.in_process, serve.paired_row
+    loads, alone, median_row = serve.loads, serve.in_process, serve.median_row
 
-    def watched(place, bodies, *how):
+    def watched(url, bodies, *how):
         if len(bodies[0]) > 1:
-            asked.append((str(place[1]), json.dumps([body["prompt"] for body in bodies[0]])))
-        return loads(place, bodies, *how)
+            asked.append((url, json.dumps([body["prompt"] for body in bodies[0]])))
+        return loads(url, bodies, *how)
 
     def watched_alone(engines, prompts, count):
         if len(prompts[0]) > 1:
             asked.append(("alone", json.dumps(prompts[0].tolist())))
         return alone(engines, prompts, count)
 
-    def kept(name, unit, peer, *both):
-        sides[name] = list(both[:2])
-        return paired_row(name, unit, peer, *both)
+    def kept(name, values, unit, **how):
+        sides[name] = [values, how["peers"]]
+        return median_row(name, values, unit, **how)
 
-    monkeypatch.setattr(serve, "paired_row", kept)
+    monkeypatch.setattr(serve, "median_row", kept)
     monkeypatch.setattr(serve, "loads", watched)
     monkeypatch.setattr(serve, "in_process", watched_alone)
     with pytest.warns(UserWarning, match="no broken: .*no model"):
@@ -136,8 +136,8 @@ def test_a_peer_that_answered_nothing_has_no_ratio() -> None:
 
 def test_arrivals_and_parts() -> None:
     """Poisson arrivals where no server is: all lost, in their time; unknown parts are refused."""
-    place = serve.placed("http://127.0.0.1:9")
-    answers = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
+    url = "http://127.0.0.1:9"
+    answers = asyncio.run(serve.load(url, [{"prompt": [1]}] * 20, 1, 200.0, 0))
     assert [answer.status for answer in answers] == [0] * 20
     assert 0.02 < answers[-1].sent - answers[0].sent < 2
     with pytest.raises(ConfigError, match="part"):

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
-from workbench.bench.kernels import KernelBench, Sizes, gpu_ceiling, require_gpu
+from workbench.bench.kernels import attention_rates, gpu_ceiling, require_gpu
 from workbench.bench.peers import PEERS, PeerError, PeerProcess
 from workbench.bench.record import (
     Ceiling,
@@ -523,15 +523,12 @@ class EngineBench:
 
     def paged_over_contiguous(self, work: Work) -> Row:
         """Bytes of KV that decoding's attention reads a second, all layers, contexts half grown."""
-        spec, kernels = self.spec, self.ours("").engine.executor.model.kernels
-        sizes = Sizes(spec.heads, spec.kv_heads, spec.head_dim, BLOCK_SIZE)
-        bench = KernelBench(torch.device("cpu"), torch.float32, sizes)
-        count, positions = read = work.sequences, work.tokens + work.new // 2
-        step = bench.step([(positions - 1, 1)] * count, spec.layers)
-        flash = bench.torch_attention(read, 1, spec.layers)["flash"]  # what torch takes on a CPU
-        works = kernels.record(partial(step.attend, kernels)), flash
-        amount, peer = count * positions * spec.kv_bytes_per_token(4), "torch's SDPA, contiguous KV"
-        ours, peers = rates_in_turn(works, amount, 3 * self.repeats)
+        sizes = work.sequences, work.tokens + work.new // 2
+        amount = sizes[0] * sizes[1] * self.spec.kv_bytes_per_token(4)
+        model = self.ours("").engine.executor.model
+        both = attention_rates(model, *sizes, BLOCK_SIZE, 3 * self.repeats)
+        ours, peers = ([amount * rate for rate in each] for each in both)
+        peer = "torch's SDPA, contiguous KV"
         return median_row("paged_over_contiguous", ours, "B/s", peer=peer, peers=peers)
 
     def rates(self, work: Work, without: Sequence[str] = ()) -> Rates:

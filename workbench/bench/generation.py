@@ -15,8 +15,8 @@ import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cache, partial
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -25,8 +25,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from tqdm.auto import tqdm
 
-from workbench.bench.kernels import READ_BYTES, SIDE, KernelBench, Sizes, graph_seconds
-from workbench.bench.record import Ceiling, in_turn, measure_ceiling, rates_in_turn
+from workbench.bench.kernels import attention_rates, gpu_ceiling
+from workbench.bench.record import Ceiling, in_turn
 from workbench.config import AtLeastOne, check, format_size, parse_size
 from workbench.core import SamplingParams, StepResult
 from workbench.core import Sequence as Request
@@ -35,9 +35,10 @@ from workbench.engine.sampling import StopChecker
 from workbench.engine.scheduler import Scheduler
 from workbench.errors import OutOfMemory
 from workbench.experiments.provenance import counted, describe, machine_facts
+from workbench.experiments.settings import overridden
 from workbench.host import available_memory
 from workbench.kvcache.manager import KVCacheManager
-from workbench.models.loading import arithmetic_dtype
+from workbench.models.loading import arithmetic_dtype, require_device
 from workbench.models.registry import model_spec
 from workbench.models.spec import ModelSpec
 from workbench.trace import Recorder
@@ -113,9 +114,7 @@ PROFILES["thesis"] = replace(PROFILES["full"], device="cuda")
 
 def plan_of(profile: str, **changes: Any) -> GenerationPlan:
     """The profile's plan; what is given and not None is changed. Raises ConfigError."""
-    known = {field.name for field in fields(GenerationPlan)}
-    assert known.issuperset(changes), changes
-    return replace(PROFILES[profile], **{k: v for k, v in changes.items() if v is not None})
+    return replace(PROFILES[profile], **overridden(changes))
 
 
 def provenance(plan: GenerationPlan, *notes: str) -> str:
@@ -135,7 +134,7 @@ def ceiling_of(plan: GenerationPlan) -> Ceiling:
 
         return ceilings.multiply_add_ceiling()
     dtype = arithmetic_dtype("auto", plan.device, plan.spec)
-    return measure_ceiling(plan.device, dtype, graph_seconds, 10, SIDE, READ_BYTES)
+    return gpu_ceiling(require_device(plan.device), dtype)
 
 
 def _params(new_tokens: int) -> SamplingParams:
@@ -410,20 +409,9 @@ def block_rows(plan: GenerationPlan) -> pd.DataFrame:
         rows.append({**own, "metric": "seconds", **_spread(times)})
         rows.append({**own, "metric": "ratio", **_spread(np.divide(times, found[contiguous]))})
     if plan.device == "cpu":
+        model, cached = engines[contiguous].executor.model, plan.longest * 3 // 4
+        sizes = plan.block_batch, cached, BLOCK_SIZE
         own = {"metric": "attention", "kind": PAGED, "block_size": BLOCK_SIZE}
-        rows.append({**own, **_spread(_attention_ratios(plan, engines[contiguous]))})
+        ours, theirs = attention_rates(model, *sizes, 9 * plan.repeats)
+        rows.append({**own, **_spread(np.divide(theirs, ours))})
     return pd.DataFrame(rows)
-
-
-def _attention_ratios(plan: GenerationPlan, engine: Engine) -> list[float]:
-    """Paired, torch's best backend first timed: see `block_rows`."""
-    spec, model, cached = plan.spec, engine.executor.model, plan.longest * 3 // 4
-    sizes = Sizes(spec.heads, spec.kv_heads, spec.head_dim, BLOCK_SIZE)
-    bench = KernelBench(model.device, model.dtype, sizes)
-    step = bench.step([(cached - 1, 1)] * plan.block_batch, spec.layers)
-    read = plan.block_batch, cached
-    peers = bench.torch_attention(read, 1, spec.layers).values()
-    ours = model.kernels.record(partial(step.attend, model.kernels))
-    rates, *others = rates_in_turn([ours, *peers], 1, 9 * plan.repeats)
-    best = max(others, key=lambda each: float(np.median(each)))
-    return [theirs / mine for mine, theirs in zip(rates, best, strict=True)]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -307,7 +306,7 @@ class SearchAndLearn:
         self.version = f"{told}transformers {transformers.__version__}"
 
     def search(self, problems: list[str], **changes: Any) -> dict[str, Any]:
-        """Seconds, tokens and memory of a search over the problems, from an empty prefix cache, in
+        """Seconds and tokens of a search over the problems, from an empty prefix cache, in
         batches of Config.search_batch_size. changes: of Config.
         """
         config, prm, llm = replace(self._config, **changes), self._prm, self._llm
@@ -325,9 +324,7 @@ class SearchAndLearn:
             for row in prm.model.rows:
                 beginnings.update(accumulate(row, lambda *pair: hash(pair)))
             found["prm_distinct"] += len(beginnings)
-        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        counts = {"llm_s": llm.seconds, "prm_s": prm.seconds, "tokens": llm.tokens}
-        return found | counts | {"peak_bytes": peak}
+        return found | {"llm_s": llm.seconds, "prm_s": prm.seconds, "tokens": llm.tokens}
 
 
 class CountedLLM:

@@ -14,8 +14,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,7 +60,8 @@ class Row:
         return not math.isfinite(self.value) and self.unit.startswith("failed")
 
 
-def median_row(    name: str,
+def median_row(
+    name: str,
     values: Sequence[float],
     unit: str,
     *,
@@ -78,7 +81,7 @@ def median_row(    name: str,
     found: dict[str, Any] = {"peer": peer, "ceiling": ceiling, "repeats": len(values)}
     if peers:
         sides = (peers, values) if less else (values, peers)
-        paired = [quotient(*pair) for pair in zip(*sides, strict=True)]
+        paired = [a / b if b else math.nan for a, b in zip(*sides, strict=True)]
         found |= {"peer_value": float(np.median(peers)), "ratio": float(np.median(paired))}
     if ceiling is not None:
         found["share_of_ceiling"] = value / ceiling
@@ -86,23 +89,6 @@ def median_row(    name: str,
         low, high = np.percentile(paired, (0, 100) if extremes else (25, 75)).tolist()
         found["spread"] = (low, high) if extremes else (high - low) / 2
     return Row(name, value, unit, **found)
-
-
-def paired_row(
-    name: str,
-    unit: str,
-    peer: str,
-    ours: Sequence[float],
-    theirs: Sequence[float],
-    less: bool = False,
-) -> Row:
-    """A few turns of ours beside the peer's: `median_row` with the least and the most."""
-    return median_row(name, ours, unit, peer=peer, peers=theirs, less=less, extremes=True)
-
-
-def quotient(above: float, below: float) -> float:
-    """NaN over nothing: of a server that answered no request."""
-    return above / below if below else math.nan
 
 
 def compared_rows(
@@ -182,6 +168,25 @@ def rates_in_turn(works: Sequence[Work], amount: float, repeats: int) -> list[li
             work()
             found.append(amount / (time.perf_counter() - start))
     return [found[1:] for found in rates]
+
+
+@contextmanager
+def meanwhile(work: Work, pause: Callable[[], float]) -> Iterator[None]:
+    """Another thread does the work at once, and again after every pause (seconds), to the end."""
+    ended = Event()
+
+    def repeat() -> None:
+        work()
+        while not ended.wait(pause()):
+            work()
+
+    thread = Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def measure_ceiling(

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -37,7 +38,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -52,7 +52,7 @@ from workbench.bench.engine import (
     peer_files,
 )
 from workbench.bench.peers import PeerError, interpreter, last_words
-from workbench.bench.record import Row, in_turn, paired_row, quotient
+from workbench.bench.record import Row, in_turn, median_row
 from workbench.config import EngineConfig
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
@@ -89,7 +89,7 @@ server = xllamacpp.Server(params)
 time.sleep(1e9)
 """
 Bodies = list[dict[str, object]]
-Place = tuple[str, int]  # host and port
+ENDS: dict[str, Any] = {"extremes": True}  # of a few turns
 
 
 @dataclass(slots=True)
@@ -162,39 +162,43 @@ def run(
 
     in_process(engines, first := prompts(1), 1)  # kernels are compiled
     with ExitStack() as running:
-        up = served(ours(models, most)) if url is None else nullcontext((placed(url), 0))
-        places: dict[str, Place | None] = {ALONE: None, "": running.enter_context(up)[0]}
+        up = served(ours(models, most)) if url is None else nullcontext(url)
+        urls: dict[str, str | None] = {ALONE: None, "": running.enter_context(up)}
         commands = peer_commands(model, most, chosen)
         for name, command in commands.items():
             try:
-                places[name], _ = running.enter_context(served(command))
+                urls[name] = running.enter_context(served(command))
             except PeerError as error:
                 warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
-        found = {count: {name: Turns() for name in places} for count in counts}
+        found = {count: {name: Turns() for name in urls} for count in counts}
         turns = range(repeats or REPEATS[profile])
         for turn, count in tqdm([*product(turns, counts)], desc="loads", leave=False):
             asked = prompts(count * ROUNDS)
             if part == "shared":
                 asked[0][:, :SHARED] = prefix
-            for name, place in in_turn(places.items(), turn):
+            for name, where in in_turn(urls.items(), turn):
                 own = found[count][name]
-                if place is None:
+                if where is None:
                     own.answers.append(in_process(engines, asked, count))
                     continue
-                asyncio.run(loads(place, bodies(first), [1] * len(models)))
+                asyncio.run(loads(where, bodies(first), [1] * len(models)))
                 how = [count] * len(models), rate, seed + turn * len(models)
-                answers, health = asyncio.run(loads(place, bodies(asked), *how))
+                answers, health = asyncio.run(loads(where, bodies(asked), *how))
                 own.answers.append([*chain(*answers)])
                 own.health += health
     for count, each in found.items():
         suffix = f"{'two_' * two}c{count}"
         yield from rows_of(each[""], each[ALONE], suffix)
-        for name in [*places][2:]:
+        for name in [*urls][2:]:
             yield from compared(each[""], each[name], name, commands[name].label, suffix)
         if count > 1 and 1 in found and not two:
             one = found[1]
-            gains = [[*map(quotient, each[n].each(RATE), one[n].each(RATE))] for n in ("", ALONE)]
-            yield paired_row(f"over_sequential_{suffix}", "ratio", ALONE, *gains)
+            gains, alone = (
+                [a / b if b else math.nan for a, b in zip(each[n].each(RATE), one[n].each(RATE))]
+                for n in ("", ALONE)
+            )
+            row = f"over_sequential_{suffix}"
+            yield median_row(row, gains, "ratio", peer=ALONE, peers=alone, **ENDS)
 
 
 def engines_of(models: Sequence[str], most: int) -> list[Engine]:
@@ -235,7 +239,8 @@ def rows_of(ours: Turns, alone: Turns, suffix: str) -> Iterator[Row]:
     for name, value in ours.whole().items():
         row = f"{name}_{suffix}"
         if name == RATE:
-            yield paired_row(row, "tokens/s", ALONE, ours.each(name), alone.each(name))
+            own, peers = ours.each(name), alone.each(name)
+            yield median_row(row, own, "tokens/s", peer=ALONE, peers=peers, **ENDS)
             continue
         unit = "s" if "_p" in name else "requests/s" if name == "goodput" else "requests"
         yield Row(row, value, unit, repeats=len(ours.answers))
@@ -245,12 +250,12 @@ def compared(ours: Turns, theirs: Turns, name: str, label: str, suffix: str) -> 
     """Our load against a peer's; and how many of its requests it refused or lost."""
     mine, other = ours.whole(), theirs.whole()
     for each, unit in COMPARED.items():
-        row, less = f"{each}_{suffix}@{name}", each != RATE
-        found = paired_row(row, unit, label, ours.each(each), theirs.each(each), less)
-        yield replace(found, value=mine[each], peer_value=other[each])
+        own, how = ours.each(each), {"peer": label, "peers": theirs.each(each), **ENDS}
+        row = median_row(f"{each}_{suffix}@{name}", own, unit, less=each != RATE, **how)
+        yield replace(row, value=mine[each], peer_value=other[each])
     for each in (*REFUSALS, "lost"):
-        row, both = f"{each}_{suffix}@{name}", (mine[each], "requests", label, other[each])
-        yield Row(row, *both, repeats=len(ours.answers))
+        both = mine[each], "requests", label, other[each]
+        yield Row(f"{each}_{suffix}@{name}", *both, repeats=len(ours.answers))
 
 
 # -- servers --
@@ -280,13 +285,13 @@ def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Com
                 given |= {"n_ctx": most * (longest + 16), "n_batch": 2048}
                 fast = folder.with_name(f"{folder.name}-{FAST}.gguf")  # of `bench engine`
                 gguf = fast if fast.is_file() else gguf
-                told = f"xllamacpp{version(name, 'xllamacpp')} (llama.cpp's server as released, "
+                told = f"xllamacpp{version_of(name, 'xllamacpp')} (llama.cpp's server as released, "
                 told += f"without AVX-512, {gguf.name.rsplit('-')[-1]}, "
                 words = [str(python), "-c", LLAMA_CPP, json.dumps(given)]
                 found[name] = Command(f"{told}{settings})", words, environment)
                 continue
             for dtype in ("float32", "bfloat16")[: 1 + multiplies_bfloat16()]:
-                told = f"vllm serve{version(name, 'vllm')} ({dtype}, {settings})"
+                told = f"vllm serve{version_of(name, 'vllm')} ({dtype}, {settings})"
                 label = name if dtype == "float32" else f"{name}-{dtype}"
                 own = {"served_model_name": model, "dtype": dtype, **limits}
                 found[label] = vllm_command(told, folder, "--disable-log-stats", **own)
@@ -314,19 +319,20 @@ def vllm_command(label: str, folder: Path, *flags: str, **options: Any) -> Comma
     return Command(label, [*server, *words, *flags, "--port"], environment)
 
 
-def version(peer: str, package: str) -> str:
+def version_of(peer: str, package: str) -> str:
     """Of what is installed in a peer's environment, after a space; "" where it is not."""
     found = (PEERS_FOLDER / peer).glob(f"lib/python*/site-packages/{package}*.dist-info")
     return "".join(f" {each.stem.rpartition('-')[2]}" for each in found)
 
 
 @contextmanager
-def served(command: Command) -> Iterator[tuple[Place, int]]:
-    """A server in a process of its own; its place and process id, once it is ready. Raises
-    PeerError with what it said where it does not start.
+def served(command: Command) -> Iterator[str]:
+    """A server in a process of its own; its url, once it is ready. Raises PeerError with what it
+    said where it does not start.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         try:
             server = subprocess.Popen(
@@ -337,11 +343,11 @@ def served(command: Command) -> Iterator[tuple[Place, int]]:
             raise PeerError(f"{error}; run `make bench-peers`") from error
         try:
             end = time.monotonic() + START_SECONDS
-            while not is_ready(port):
+            while not is_ready(url):
                 if server.poll() is not None or time.monotonic() > end:
                     raise PeerError(f"the server did not start: {last_words(said)}")
                 time.sleep(0.2)
-            yield ("127.0.0.1", port), server.pid
+            yield url
         finally:
             server.terminate()
             try:
@@ -351,32 +357,28 @@ def served(command: Command) -> Iterator[tuple[Place, int]]:
                 server.wait()
 
 
-def summed(metrics: str, name: str) -> float:
-    """What /metrics told of a metric, over all its labels. name: a regular expression."""
-    values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", metrics, re.MULTILINE)
-    return sum(map(float, values))
-
-
-def is_ready(port: int) -> bool:
+def is_ready(url: str) -> bool:
     """Whether /health says so."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
-    except (URLError, OSError):
+    except OSError:
         return False
 
 
-def placed(url: str) -> Place:
-    """Of a server that runs already."""
-    parts = urlsplit(url)
-    return parts.hostname or "127.0.0.1", parts.port or 80
+def metrics_of(url: str, *names: str) -> list[float]:
+    """What a server's /metrics says of each, over all its labels. names: regular expressions."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        text = answer.read().decode()
+    lines = (rf"^{name}(?:\{{.*\}})? (\S+)$" for name in names)
+    return [sum(map(float, re.findall(line, text, re.MULTILINE))) for line in lines]
 
 
 # -- the client --
 
 
 async def load(
-    place: Place, bodies: Bodies, clients: int, rate: float | None = None, seed: int = 0
+    url: str, bodies: Bodies, clients: int, rate: float | None = None, seed: int = 0
 ) -> list[Answer]:
     """The answers to all requests: of so many clients, or at so many requests a second."""
     if rate is None:
@@ -384,19 +386,19 @@ async def load(
 
         async def client() -> None:
             for body in left:  # shared by all
-                answers.append(await ask(place, body))
+                answers.append(await ask(url, body))
 
         await asyncio.gather(*(client() for _ in range(clients)))
         return answers
     random, tasks = np.random.default_rng(seed), list[asyncio.Task[Answer]]()
     for body in bodies:
-        tasks.append(asyncio.create_task(ask(place, body)))
+        tasks.append(asyncio.create_task(ask(url, body)))
         await asyncio.sleep(random.exponential(1 / rate))
     return await asyncio.gather(*tasks)
 
 
 async def loads(
-    place: Place,
+    url: str,
     asked: Sequence[Bodies],
     clients: Sequence[int],
     rate: float | None = None,
@@ -407,13 +409,13 @@ async def loads(
 
     async def watch() -> None:
         while True:
-            answer = await ask(place, {})
+            answer = await ask(url, {})
             health.append(answer.ended - answer.sent)
             await asyncio.sleep(EVERY)
 
     watching = asyncio.create_task(watch())
     each = enumerate(zip(asked, clients, strict=True))  # each arrives by its own chance
-    answers = await asyncio.gather(*(load(place, *own, rate, seed + k) for k, own in each))
+    answers = await asyncio.gather(*(load(url, *own, rate, seed + k) for k, own in each))
     watching.cancel()
     return answers, health
 
@@ -444,16 +446,16 @@ class _Client(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-async def ask(place: Place, body: dict[str, object]) -> Answer:
+async def ask(url: str, body: dict[str, object]) -> Answer:
     """One streamed completion, or GET /health where the body is empty."""
     answer, text = Answer(time.perf_counter()), json.dumps(body) if body else ""
-    line = "POST /v1/completions" if body else "GET /health"
-    head = f"{line} HTTP/1.1\r\nHost: {place[0]}\r\nConnection: close\r\n"
+    place, line = urlsplit(url), "POST /v1/completions" if body else "GET /health"
+    head = f"{line} HTTP/1.1\r\nHost: {place.hostname}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
     loop = asyncio.get_running_loop()
     try:
         _, client = await loop.create_connection(
-            lambda: _Client(answer, (head + text).encode()), *place
+            lambda: _Client(answer, (head + text).encode()), place.hostname, place.port or 80
         )
         await client.ended
     except OSError:

@@ -20,13 +20,12 @@ from pathlib import Path
 from random import Random
 from statistics import linear_regression, median
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 from time import perf_counter
 
 from tqdm.auto import tqdm
 
 from workbench.bench.identity import nodes_of
-from workbench.bench.record import Row
+from workbench.bench.record import Row, meanwhile
 from workbench.bench.search import TINY, Workload, make_workload, roomy_engine
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
@@ -40,10 +39,8 @@ PROFILES = {"quick": 1.0, "default": 20.0, "full": 120.0}  # minutes
 PROBLEMS, SEEDS, LEAST, LONGEST = 4, 3, 4, 384
 FLOORS = 2  # memory, in what the longest request of each model needs
 PAUSE_S = 0.02  # between re-splits, at most
-MOST_GROWTH, ENOUGH = (
-    0.05,
-    25,
-)  # of resident memory, where a quarter of the run has so many searches
+MOST_GROWTH = 0.05  # of resident memory, where a quarter of the run has ENOUGH searches
+ENOUGH = 25
 MODE = {"batch_invariant": True, "problems": PROBLEMS, "seeds": SEEDS, "memory_floors": FLOORS}
 
 
@@ -72,7 +69,15 @@ def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
     broken: list[str] = []
     resident: list[tuple[float, int]] = []  # seconds, bytes
     usual_s, start = 1.0, perf_counter()
-    with resplits(arena, random, done, broken), TemporaryDirectory() as folder:
+
+    def resplit() -> None:  # one below a floor is refused, and not counted
+        try:
+            done["resplits"] += not arena.resplit(random.uniform(0.1, 0.9)).refused
+        except Exception as error:  # else the thread would end unseen
+            broken.append(f"a re-split: {error!r}")
+
+    splitting = meanwhile(resplit, lambda: random.uniform(0, PAUSE_S))
+    with splitting, TemporaryDirectory() as folder:
         for number in tqdm(count(), desc="searches"):
             if number >= LEAST and perf_counter() - start > least_s:
                 break
@@ -112,31 +117,6 @@ def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
     if broken or done["wrong"]:
         told = "; ".join(broken[:3]) or f"{done['wrong']} nodes differ"
         raise WorkbenchError(f"The soak broke something: {told}. Repeat it with --seed {seed}.")
-
-
-@contextmanager
-def resplits(
-    arena: KVArena, random: Random, done: Counter[str], broken: list[str]
-) -> Iterator[None]:
-    """Another thread splits the arena anew, again and again; a split below a floor is refused, and
-    not counted.
-    """
-    ended = Event()
-
-    def work() -> None:
-        try:
-            while not ended.wait(random.uniform(0, PAUSE_S)):
-                done["resplits"] += not arena.resplit(random.uniform(0.1, 0.9)).refused
-        except Exception as error:  # else the thread would end unseen
-            broken.append(f"a re-split: {error!r}")
-
-    thread = Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @contextmanager
