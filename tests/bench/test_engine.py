@@ -44,7 +44,6 @@ def test_rows_pair_ours_with_each_peer_and_a_broken_one_has_none(bench):
     """Guards row names, pairing, and that one peer's failure costs nothing but its own rows."""
     rates = {"": 40.0, "+invariant": 30.0, "products": 50.0, TRANSFORMERS: 10.0, "vllm": 20.0}
     bench.contenders = {n: Steady(r) for n, r in rates.items()} | {"broken": Steady(1.0, 2)}
-    bench.modes = {"": "", "+invariant": "+invariant"}
     bench.labels |= {"vllm": "vllm 1", "broken": "broken 2"}
     seen = {name: contender.seen for name, contender in bench.contenders.items()}
     with pytest.warns(UserWarning, match="Rows have no broken: out of luck"):

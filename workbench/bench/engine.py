@@ -38,7 +38,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -146,19 +146,18 @@ def run(
     if device == "cpu":
         from workbench.bench import ceilings  # noqa: PLC0415 - needs numba, a GPU does not
 
-        yield from sampling_rows(torch.device(device), 3 * times)
+        place, works, measured = torch.device(device), CPU_WORKS, ceilings.multiply_add_ceiling
+        yield from sampling_rows(place, 3 * times)
         yield median_row("tile_share_of_peak", ceilings.tile_shares(), "fraction")
-        with closing(EngineBench(model, CPU_WORKS, times, seed, chosen)) as bench:
-            yield from engine_rows(bench, ceilings.multiply_add_ceiling)
-        return
-    place = require_gpu(bench=f"engine --device {device}", name=device)
-    ceiling = gpu_ceiling(place)
-    yield from sampling_rows(place, 3 * times)
+    else:
+        place, works = require_gpu(bench=f"engine --device {device}", name=device), GPU_WORKS
+        measured = partial(lambda found, **_: found, gpu_ceiling(place))
+        yield from sampling_rows(place, 3 * times)
     with (
-        torch.cuda.device(place),  # streams, graphs and events are the current one's
-        closing(EngineBench(model, GPU_WORKS, times, seed, chosen, device)) as bench,
+        nullcontext() if device == "cpu" else torch.cuda.device(place),  # of its streams and graphs
+        closing(EngineBench(model, works, times, seed, chosen, device)) as bench,
     ):
-        yield from engine_rows(bench, lambda **_: ceiling)
+        yield from engine_rows(bench, measured)
 
 
 def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -416,43 +415,31 @@ class EngineBench:
         """Raises OutOfMemory, with the numbers, where the device is too small for the model."""
         self.model, self.works, self.repeats = model, works, repeats
         self.spec, self.on_cpu = model_spec(model), device == "cpu"
-        self._place: dict[str, Any] = {
-            "device": device,
-            "dtype": "float32" if self.on_cpu else GPU_DTYPE,
-        }
+        dtype = "float32" if self.on_cpu else GPU_DTYPE
+        self._place: dict[str, Any] = {"device": device, "dtype": dtype}
         self._random = np.random.default_rng(seed)
         self._limits: dict[str, Any] = {
             "max_num_seqs": max(work.sequences for work in works),
             "max_num_batched_tokens": max(work.sequences * work.tokens for work in works),
             "max_model_len": max(work.blocks() for work in works) * BLOCK_SIZE,
         }
-        self.contenders: dict[str, Contender] = {"": self._engine(False)}
+        self.contenders: dict[str, Contender] = {}
         self.labels: dict[str, str] = {}  # peer's name in the rows -> with its version
-        self.modes = dict.fromkeys(MODES, "")  # row suffix -> contender
-        if not self.ours("").engine.executor.model.kernels.batch_invariant:
-            self.contenders["+invariant"] = self._engine(True)
-            self.modes = {mode: mode for mode in MODES}
+        for mode in MODES:
+            if mode == "" or not self.ours("").engine.executor.model.kernels.batch_invariant:
+                self.contenders[mode] = self._engine(bool(mode))
         if self.on_cpu:
             self.contenders[PRODUCTS] = Linears(self.spec)
             self.labels[PRODUCTS] = "torch's products alone"
-        folder, gguf = None, None
+        files: tuple[Path | None, Path | None] = None, None
         if not model.startswith(DUMMY):
-            folder, gguf = peer_files(model, PEERS_FOLDER / "models")
+            files = peer_files(model, PEERS_FOLDER / "models")
         always = dict.fromkeys([TRANSFORMERS, *peers])
         for name in always if self.on_cpu else {TRANSFORMERS}.intersection(peers):
-            self._add(name, name, folder, gguf)
+            self._add(name, name, *files)
             for variant in VARIANTS[name] if self.on_cpu and name in self.contenders else ():
                 if variant != "bfloat16" or multiplies_bfloat16():
-                    self._add(f"{name}-{variant}", name, folder, gguf, variant)
-
-    def _add(self, label: str, *peer: Any) -> None:
-        """A peer in one variant; without it if it fails."""
-        try:
-            self.contenders[label] = found = self._peer(*peer)
-        except FAILURES as error:
-            self._drop(label, error)
-        else:
-            self.labels[label] = f"{peer[0]} {getattr(found, 'version', '')}".rstrip()
+                    self._add(f"{name}-{variant}", name, *files, variant)
 
     def _engine(self, invariant: bool) -> Ours:
         return Ours(
@@ -467,19 +454,27 @@ class EngineBench:
             )
         )
 
-    def _peer(
-        self, name: str, folder: Path | None, gguf: Path | None, variant: str = ""
-    ) -> Transformers | PeerProcess:
+    def _add(
+        self, label: str, name: str, folder: Path | None, gguf: Path | None, variant: str = ""
+    ) -> None:
+        """A peer in one variant; without it if it fails."""
         dtype = {"dtype": variant} if variant == "bfloat16" else {}
-        if name == TRANSFORMERS:
-            return Transformers(self.model, folder, **self._place | dtype)
-        files = gguf if name == "llama.cpp" else folder
-        if files is None:
-            raise PeerError(f"{self.model} has no files that {name} reads")
-        settings = self._limits | dtype | {"model": str(files), "threads": torch.get_num_threads()}
+        settings = self._limits | dtype | {"threads": torch.get_num_threads()}
         if variant and not dtype:
             settings |= {"quantised": variant, "written": f"{folder}-{variant}.gguf"}
-        return PeerProcess(name, PEERS_FOLDER, settings)
+        files = gguf if name == "llama.cpp" else folder
+        try:
+            if name == TRANSFORMERS:
+                found: Contender = Transformers(self.model, folder, **self._place | dtype)
+            elif files is None:
+                raise PeerError(f"{self.model} has no files that {name} reads")
+            else:
+                found = PeerProcess(name, PEERS_FOLDER, settings | {"model": str(files)})
+        except FAILURES as error:
+            self._drop(label, error)
+        else:
+            self.contenders[label] = found
+            self.labels[label] = f"{name} {getattr(found, 'version', '')}".rstrip()
 
     def close(self) -> None:
         """Ends the peers' processes."""
@@ -502,8 +497,8 @@ class EngineBench:
         warnings.warn(f"Rows have no {name}: {reason}", stacklevel=2)
 
     def ours(self, mode: str) -> Ours:
-        """Our engine as a mode's rows have it."""
-        found = self.contenders[self.modes[mode]]
+        """Our engine as a mode's rows have it: the same in both where kernels are."""
+        found = self.contenders.get(mode, self.contenders.get(""))
         assert isinstance(found, Ours)
         return found
 
@@ -558,7 +553,6 @@ class EngineBench:
         """Ours in each mode against `transformers` and the ceiling; the fast one against others."""
         first = {n: rates.get(n, []) for n in self.labels if n == TRANSFORMERS}
         others = {n: rates[n] for n in self.labels if n in rates and n != TRANSFORMERS}
-        for mode, contender in self.modes.items():
-            peers = first if mode else first | others
-            row = f"{name}{mode}"
-            yield from compared_rows(row, rates[contender], "tokens/s", peers, ceiling, self.labels)
+        for mode in MODES:
+            own, peers = rates.get(mode, rates[""]), first if mode else first | others
+            yield from compared_rows(f"{name}{mode}", own, "tokens/s", peers, ceiling, self.labels)
