@@ -27,22 +27,17 @@ from workbench.kernels.isa import ISA, environment, host_sets
 from workbench.search.result import SearchResult
 
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
-Nodes = dict[tuple[str, str], tuple[tuple[int, ...], float]]
-"""Tokens and score of each problem's nodes."""
+Nodes = dict[tuple[str, str], tuple[tuple[int, ...], float]]  # problem, node -> tokens, score
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The memory that settings deal out, and the longest request; None: the model's own.
+    """The memory that settings deal out, and the longest request."""
 
-    total: of both engines, weights included where budget is "memory"; least_tokens: an engine's
-    positions when preemption is forced.
-    """
-
-    total: str = "64MiB"
-    budget: str = "memory"
-    max_model_len: int | None = None
-    least_tokens: int = 2048
+    total: str = "64MiB"  # of both engines,
+    budget: str = "memory"  # weights included, or "kv_memory": without
+    max_model_len: int | None = None  # None: the model's own
+    least_tokens: int = 2048  # an engine's positions when preemption is forced
 
 
 REAL_ROOM = Room("2GiB", "kv_memory", max_model_len=2048, least_tokens=4096)
@@ -114,8 +109,7 @@ def run(
     prm: None is tiny-prm beside tiny-solver, else the generator itself. problems: a file of them.
     """
     count = (PROFILES if llm == TINY else REAL_PROBLEMS)[profile]
-    workload, settings, room = _plan(llm, prm, problems, count)
-    yield from compare(workload, settings, room, seed)
+    yield from compare(*_plan(llm, prm, problems, count), seed)
 
 
 def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
@@ -134,8 +128,8 @@ def _plan(llm: str, *given: Any) -> tuple[Workload, tuple[Setting, ...], Room]:
 def compare(
     workload: Workload, settings: Sequence[Setting], room: Room, seed: int = 0
 ) -> Iterator[Row]:
-    """The workload under each setting, each tree beside the first: the base, which has no row of
-    sameness, since with itself it cannot differ. Then the base under other instruction sets.
+    """The workload under each setting, each tree beside the first, the base, which has no row of
+    sameness; then the base under other instruction sets.
     """
     base: Nodes = {}
     for setting in tqdm(settings, desc="settings"):
@@ -176,9 +170,7 @@ def equal_share(first: Nodes, other: Nodes) -> float:
 
 
 def nodes_under(isa: str, *searched: Any) -> Nodes:
-    """The nodes of a search in a process that takes an instruction set. Raises CalledProcessError
-    if it fails.
-    """
+    """Of a search in a process that takes an instruction set; CalledProcessError if it fails."""
     done = subprocess.run(
         [sys.executable, "-c", "from workbench.bench.identity import tell; tell()"],
         input=pickle.dumps(searched),
