@@ -191,8 +191,8 @@ def test_our_rounds_over_servers_are_measured(monkeypatch):
     workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=3)
     with running(("tiny-solver",)) as service:
         started, emptied = list[Path](), list[str]()
-        monkeypatch.setattr(beside, "vllm_server",
-                            lambda f: started.append(f) or nullcontext(service.url))  # fmt: skip
+        monkeypatch.setattr(beside, "vllm_command", lambda label, folder, *_, **__: folder)
+        monkeypatch.setattr(beside, "served", lambda f: started.append(f) or nullcontext(service.url))
         monkeypatch.setattr(beside.httpx, "post", lambda url: emptied.append(url) or Mock())
         monkeypatch.setattr(beside, "version_of", lambda *_: " 9")
         _, before = metrics_of(service.url, *HITS)

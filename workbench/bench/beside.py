@@ -213,11 +213,14 @@ def measured_here(workload: Workload, kv_memory: str, seeds: Sequence[int]) -> l
 
 def over_servers(workload: Workload, folder: Path, seeds: Sequence[int]) -> list[Measured]:
     """Both models from vLLM, each in a server of its own on all cores."""
+    own = {"served_model_name": folder.name, "dtype": peer_dtype(), "max_num_seqs": SEQUENCES}
+    # 0.32 dies of a seeded request whose prompt is cut: no CPU generator can go back
+    command = vllm_command("vllm", folder, "--no-enable-chunked-prefill", **own)
     how: dict[str, Any] = {"files": workload.llm, "timeout": ANSWER_S}
     version = f"vllm{version_of('vllm', 'vllm')}, {peer_dtype()}, prefix cache on, "
     version += f"{SEQUENCES} sequences, prompts whole"
     with ExitStack() as stack:
-        urls = [stack.enter_context(vllm_server(folder)) for _ in range(2)]
+        urls = [stack.enter_context(served(command)) for _ in range(2)]
         llm, prm = (
             stack.enter_context(closing(RemoteEngine(url, folder.name, **how))) for url in urls
         )
@@ -230,21 +233,6 @@ def over_servers(workload: Workload, folder: Path, seeds: Sequence[int]) -> list
             return [metrics_of(url, *HITS) for url in urls]
 
         return searched(workload, (llm, prm), seeds, version, empty, cached)
-
-
-@contextmanager
-def vllm_server(folder: Path, **limits: Any) -> Iterator[str]:
-    """vLLM's own server of a model's folder, by the folder's name; its url.
-
-    limits: of its command line. Raises PeerError where it does not start.
-    """
-    own = {"served_model_name": folder.name, "dtype": peer_dtype(), "max_num_seqs": SEQUENCES}
-    # 0.32 dies of a seeded request whose prompt is cut: no CPU generator can go back
-    command = vllm_command("vllm", folder, "--no-enable-chunked-prefill", **own | limits)
-    # without which its cache cannot be emptied
-    command = replace(command, environment={**command.environment, "VLLM_SERVER_DEV_MODE": "1"})
-    with served(command) as url:
-        yield url
 
 
 @contextmanager

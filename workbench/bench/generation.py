@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
@@ -275,9 +275,20 @@ def batch_rows(plan: GenerationPlan, ceiling: Ceiling) -> pd.DataFrame:
             for kind in in_turn(engines, repeat):
                 _batched(engines[kind], [(prompt, 2) for prompt, _ in requests[:batch]], 0)
                 found[kind].append(_batched(engines[kind], requests, plan.seed + repeat))
+        flops = sum(plan.spec.flops(p + new - 1, 0, logits=new) for p, new in requests)
+        needed, sampled = sum(map(sum, requests)) - len(requests), sum(new for _, new in requests)
         for kind, repeats in found.items():
-            told = _metrics(plan.spec, requests, repeats, ceiling)
-            rows += [{"batch": batch, "kind": kind, **each} for each in told]
+            seconds = np.array([each["seconds"] for each in repeats])
+            told: dict[str, ArrayLike] = {
+                "tokens_per_s": sampled / seconds,
+                "mfu": flops / seconds / ceiling.flops_per_s,
+                "padding": [1 - needed / each["computed"] for each in repeats],
+            }
+            own = {"batch": batch, "kind": kind}
+            rows += [{**own, "metric": name, **_spread(each)} for name, each in told.items()]
+            for part in PARTS:
+                shares = [each[part] for each in repeats] / seconds
+                rows.append({**own, "metric": "share", "part": part, **_spread(shares)})
     return pd.DataFrame(rows)
 
 
@@ -293,24 +304,6 @@ def _batched(engine: Engine, requests: Sequence[tuple[int, int]], seed: int) -> 
     told["other"] = seconds - sum(told.values())
     computed = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
     return {**told, "seconds": seconds, "computed": computed}
-
-
-def _metrics(
-    spec: ModelSpec,
-    requests: Sequence[tuple[int, int]],
-    repeats: Sequence[dict[str, float]],
-    ceiling: Ceiling,
-) -> Iterator[dict[str, Any]]:
-    """What `batch_rows` says of one batch."""
-    flops = sum(spec.flops(prompt + new - 1, 0, logits=new) for prompt, new in requests)
-    needed, sampled = sum(map(sum, requests)) - len(requests), sum(new for _, new in requests)
-    seconds = np.array([each["seconds"] for each in repeats])
-    yield {"metric": "tokens_per_s", **_spread(sampled / seconds)}
-    yield {"metric": "mfu", **_spread(flops / seconds / ceiling.flops_per_s)}
-    yield {"metric": "padding", **_spread([1 - needed / each["computed"] for each in repeats])}
-    for part in PARTS:
-        shares = [each[part] for each in repeats] / seconds
-        yield {"metric": "share", "part": part, **_spread(shares)}
 
 
 # -- blocks --

@@ -94,26 +94,22 @@ def interpreter(name: str, folder: Path, threads: int) -> tuple[Path, dict[str, 
     python = home / "bin" / "python"
     if not python.exists():
         raise PeerError(f"{name} is not installed: there is no {python}; run `make bench-peers`.")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment |= {"OMP_NUM_THREADS": str(threads), **on_a_cpu(threads)}
-    openmp = home / "lib" / "libiomp5.so"  # Intel's: what vLLM asks for on a CPU
-    if openmp.is_file():
-        environment["LD_PRELOAD"] = str(openmp.absolute())
-    return python, environment
-
-
-def on_a_cpu(threads: int) -> dict[str, str]:
-    """What vLLM reads of its environment."""
     affinity = getattr(os, "sched_getaffinity", lambda process: range(threads))
-    return {
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(affinity(0))[:threads])),
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         # It dies of code that it compiled for other settings, so it compiles anew.
         "VLLM_USE_AOT_COMPILE": "0",
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
+        "VLLM_SERVER_DEV_MODE": "1",  # without which a server's cache cannot be emptied
     }
+    openmp = home / "lib" / "libiomp5.so"  # Intel's: what vLLM asks for on a CPU
+    if openmp.is_file():
+        environment["LD_PRELOAD"] = str(openmp.absolute())
+    return python, environment
 
 
 def last_words(log: IO[str]) -> str:

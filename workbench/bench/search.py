@@ -15,8 +15,9 @@ sameness, never for accuracy.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,7 +169,8 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
     warm_up = replace(workload, problems=workload.problems[:2])  # compiled kernels, allocators
     warm_up.search(llm, prm, WARM_UP_SEED)
     for seed in tqdm(range(seeds), desc="seeds"):
-        _forget(*engines)
+        for engine in engines:
+            engine.cache.reset()
         beam = workload.search(llm, prm, seed)
         shuffled = workload.search(llm, prm, seed, score_shuffle_seed=seed)
         samples = workload.search(llm, prm, seed, **sampled)
@@ -207,16 +209,25 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
         yield ratio_row(name, *columns, done["problem_id"], seeds)
     yield Row("equal_tokens_n", count, "samples")
 
-    _forget(*engines)
     few = replace(workload, problems=workload.problems[:UNCACHED_PROBLEMS])
-    bare = roomy_engine(few.prm, enable_prefix_caching=False)
-    ours, without = few.search(llm, prm), few.search(llm, bare, score_cache=False)
-    yield _tokens_saved("prm_tokens_saved", ours, without)
+    yield _tokens_saved("prm_tokens_saved", *with_and_without_caches(few, roomy_engine))
 
 
-def _forget(*engines: Engine) -> None:
-    for engine in engines:
-        engine.cache.reset()
+def with_and_without_caches(
+    workload: Workload, make: Callable[..., Engine]
+) -> tuple[SearchResult, SearchResult]:
+    """The same search with PRM cache and score cache, then without. Both begin with empty caches,
+    kernels compiled and allocators warm. make: an engine of a model.
+    """
+    llm, found = make(workload.llm), list[SearchResult]()
+    brief = replace(workload, problems=workload.problems[:1])
+    for caches in (True, False):
+        prm = make(workload.prm, enable_prefix_caching=caches)
+        brief.search(llm, prm, WARM_UP_SEED, max_depth=1, max_step_tokens=4)
+        for engine in (llm, prm):
+            engine.cache.reset()
+        found.append(workload.search(llm, prm, score_cache=caches))
+    return found[0], found[1]
 
 
 def ratio_row(
@@ -233,19 +244,9 @@ def _tokens_saved(name: str, ours: SearchResult, without: SearchResult) -> Row:
     return ratio_row(name, "x", dear, cheap, ours.problems["problem_id"])
 
 
-def real_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
-    """Problems/min, tokens/s and PRM tokens beside the run without caches, then the ratio.
-
-    Both runs begin with empty caches, kernels compiled and allocators warm.
-    """
-    llm, found = Engine(workload.llm, kv_memory=KV_MEMORY), []
-    brief = replace(workload, problems=workload.problems[:1])
-    for caches in (True, False):
-        prm = Engine(workload.prm, kv_memory=KV_MEMORY, enable_prefix_caching=caches)
-        brief.search(llm, prm, WARM_UP_SEED, max_depth=1, max_step_tokens=4)
-        _forget(llm, prm)
-        found.append(workload.search(llm, prm, seed, score_cache=caches))
-    ours, other = found
+def real_rows(workload: Workload) -> Iterator[Row]:
+    """Problems/min, tokens/s and PRM tokens beside the run without caches, then the ratio."""
+    ours, other = with_and_without_caches(workload, partial(Engine, kv_memory=KV_MEMORY))
     name = Path(workload.llm).name.split("-")[0].lower()  # `smollm2` of `smollm2-135m`
     speed, slow = ours.throughput, other.throughput
     for row, unit in (("search", "problems_per_min"), ("search_tokens", "tokens_per_s")):
