@@ -136,10 +136,7 @@ def run(
     peers: str = "installed",
     device: str = "cpu",
 ) -> Iterator[Row]:
-    """The rows of `workbench bench engine`, each as soon as it is measured.
-
-    repeats: instead of the profile's; peers: "installed", "none", or names joined by commas.
-    """
+    """The rows of `workbench bench engine`, each as soon as it is measured."""
     spec, chosen = model_spec(model), chosen_peers(peers)  # refused before anything is measured
     large = device != "cpu" or spec.parameters() > LARGE
     times = repeats or (REPEATS_LARGE if large else REPEATS)[profile]

@@ -14,9 +14,9 @@ from __future__ import annotations
 import gc
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -343,21 +343,17 @@ def memory_rows(plan: GenerationPlan) -> pd.DataFrame:
     spec, room = plan.spec, parse_size(plan.kv_memory)
     whole = spec.kv_bytes_per_token(plan.itemsize) * spec.max_model_len
 
-    @cache
+    block = spec.block_bytes(BLOCK_SIZE, plan.itemsize)
+
     def paged(batch: int) -> int:
-        most = int(held(plan, batch)["blocks_active"].max())
-        return most * spec.block_bytes(BLOCK_SIZE, plan.itemsize)
+        return block * int(held(plan, batch)["blocks_active"].max())
 
     rows: list[dict[str, Any]] = []
     for batch in plan.counted_batches:
         for kind, value in ((PAGED, paged(batch)), (CONTIGUOUS, batch * whole)):
             rows.append({"metric": "bytes", "kind": kind, "batch": batch, "value": value})
-    fits, fails = 0, 1
-    while paged(fails) <= room:  # what is held is taken to grow with the batch
-        fits, fails = fails, 2 * fails
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if paged(middle) <= room else (fits, middle)
+    # what is held is taken to grow with the batch, of which each has a block
+    fits = bisect_right(range(1, room // block + 2), room, key=paged)
     for kind, batch in ((PAGED, fits), (CONTIGUOUS, room // whole)):
         rows.append({"metric": "most", "kind": kind, "batch": batch, "value": room})
     largest = max(plan.counted_batches)

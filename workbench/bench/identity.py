@@ -104,10 +104,7 @@ def run(
     seed: int = 0,
     problems: str | None = None,
 ) -> Iterator[Row]:
-    """A row a setting: the fraction of nodes equal to the base's, the first; its preemptions.
-
-    prm: None is tiny-prm beside tiny-solver, else the generator itself. problems: a file of them.
-    """
+    """The rows of `workbench bench identity`."""
     count = (PROFILES if llm == TINY else REAL_PROBLEMS)[profile]
     yield from compare(*_plan(llm, prm, problems, count), seed)
 

@@ -97,11 +97,7 @@ def run(
     seeds: int | None = None,
     part: str | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench memory`.
-
-    repeats: of starts, seeds: of the searches that share one memory, instead of the profile's.
-    part: of the rows alone, None: all; re-splits, forks and sharing are of the tiny pair.
-    """
+    """The rows of `workbench bench memory`; repeats: of starts, seeds: of searches that share."""
     tiny, sizes = model == TINY, PROFILES[profile]
     known, kv_memory = (PARTS, "64MiB") if tiny else (("starts", "beams", "arena"), "1GiB")
     if part is not None:
@@ -129,15 +125,11 @@ def mode_of(given: dict[str, Any]) -> dict[str, Any]:
     mode = {"batch_invariant": True, "n": 16, "beam_width": 4, "block_size": BLOCK_SIZE}
     if given["model"] != TINY:
         return mode
-    plan, _ = PLANS[given["profile"]]
-    return mode | {
-        "budgets_of_w": BUDGETS,
-        "kv_shares": SHARES,
-        "baseline": "thesis 5.3 modifications on, static kv_share 0.3",
-        "shared_problems": plan.num_problems,
-        "shared_in_flight": settings.sweep_config(given["profile"]).min_problem_batch,
-        "shared_seeds": given["seeds"] or plan.num_seeds,
-    }
+    config, (plan, _) = settings.sweep_config(given["profile"]), PLANS[given["profile"]]
+    mode |= {"baseline": f"thesis 5.3 modifications on, static kv_share {THESIS_SHARE:g}"}
+    mode |= {"budgets_of_w": BUDGETS, "kv_shares": SHARES, "shared_problems": plan.num_problems}
+    mode |= {"shared_seeds": given["seeds"] or plan.num_seeds}
+    return mode | {"shared_in_flight": config.min_problem_batch}
 
 
 # -- starts --

@@ -48,9 +48,8 @@ def run(
     profile: str = "default",
     device: str = "cpu",
 ) -> Iterator[Row]:
-    """Memory by part, throughput at each share beside the roofline's, how often events agreed.
-
-    Raises ConfigError for a GPU that is not there, OutOfMemory for one that is too small.
+    """The rows of `workbench bench reenact`: memory by part, throughput at each share beside the
+    roofline's, how often events agreed.
     """
     require_device(device)  # before anything is foretold
     answers, total = searched(llm, profile)

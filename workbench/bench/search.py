@@ -120,12 +120,8 @@ def run(
     strategy: str = "beam_search",
     repeats: int | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench search`.
-
-    prm: None is tiny-prm beside tiny-solver, else the generator itself. seeds: as many as these
-    instead of the profile's, on the tiny pair. problems: a file of them. peer: whole systems beside
-    ours (bench/beside.py) on easy MATH problems, and nothing else; strategy: what all of them play;
-    repeats: searches of each, instead of the profile's.
+    """The rows of `workbench bench search`; with `peer` those of whole systems beside ours, on easy
+    MATH problems, and nothing else.
     """
     if peer is not None:
         systems, limit = chosen_systems(peer), PEER_PROBLEMS[profile]
@@ -145,17 +141,15 @@ def run(
 
 def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
-    llm, prm = settings["llm"], settings["prm"]
+    llm, prm, profile = (settings[name] for name in ("llm", "prm", "profile"))
     if settings["peer"] is not None:
-        workload = make_workload(llm, prm, strategy=settings["strategy"])
-        told: dict[str, Any] = {"peer": ",".join(chosen_systems(settings["peer"]))}
-        told |= {"kv_memory": KV_MEMORY, "reuse_partial_blocks": True}
-        profile = settings["profile"]
-        told |= {"problems": PEER_PROBLEMS[profile]}
-        return told | workload.mode | {"repeats": settings["repeats"] or PEER_REPEATS[profile]}
+        told = {"peer": ",".join(chosen_systems(settings["peer"])), "kv_memory": KV_MEMORY}
+        told |= {"reuse_partial_blocks": True, "problems": PEER_PROBLEMS[profile]}
+        told |= {"repeats": settings["repeats"] or PEER_REPEATS[profile]}
+        return told | make_workload(llm, prm, strategy=settings["strategy"]).mode
     if llm != TINY:
         return {"batch_invariant": True, "kv_memory": KV_MEMORY} | make_workload(llm, prm).mode
-    limit, seeds = PROFILES[settings["profile"]]
+    limit, seeds = PROFILES[profile]
     counts = {"problems": limit, "uncached_problems": min(limit, UNCACHED_PROBLEMS)}
     counts |= {"batch_invariant": True, "seeds": settings["seeds"] or seeds}
     return make_workload(llm, prm, min_problem_batch=BATCH).mode | counts

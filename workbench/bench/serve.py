@@ -142,10 +142,7 @@ def run(
     seed: int = 0,
     repeats: int | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench serve`, after the last turn. url: of a server that runs already,
-    to be asked for `model`; rate: requests a second, in place of a closed loop; peers: as of `bench
-    engine`; repeats: turns, instead of the profile's.
-    """
+    """The rows of `workbench bench serve`, after the last turn; repeats: turns."""
     check_choice("part", part, ("distinct", "shared", "two"))
     counts, two = [int(each) for each in clients.split(",")], part == "two"
     models, most = (model, f"{DUMMY}{model}") if two else (model,), max(counts)

@@ -49,10 +49,7 @@ class Interrupt(KeyboardInterrupt):
 
 
 def run(profile: str = "default", minutes: float | None = None, seed: int = 0) -> Iterator[Row]:
-    """The rows of `workbench bench soak`; WorkbenchError after them if anything was broken.
-
-    minutes: how long, instead of the profile's. seed: of when and how searches are disturbed.
-    """
+    """The rows of `workbench bench soak`; WorkbenchError after them if anything was broken."""
     workload = make_workload(TINY, limit=PROBLEMS, min_problem_batch=PROBLEMS)
     yield from soak(workload, 60 * (PROFILES[profile] if minutes is None else minutes), seed)
 
