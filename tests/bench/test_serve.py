@@ -162,6 +162,11 @@ def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path
     assert words[:3] == ["vllm/python", "-m", "vllm.entrypoints.openai.api_server"]
     assert words[words.index("--dtype") + 1] == "bfloat16" and words[-1] == "--port"
     assert words[words.index("--model") + 1] == str(tmp_path)
+    fast = tmp_path.with_name(f"{tmp_path.name}-Q4_0.gguf")
+    fast.touch()
+    monkeypatch.setattr(serve, "interpreter", lambda *_: (Path("python"), {}))
+    own = serve.peer_commands("own", 4, ["llama.cpp"])["llama.cpp"]
+    assert json.loads(own.words[-1])["model"] == str(fast) and "Q4_0.gguf" in own.label
     monkeypatch.setattr(serve, "searchable", lambda model: (tmp_path, None))
     with pytest.warns(UserWarning, match="no llama.cpp: own is no .gguf file"):
         assert serve.peer_commands("own", 4, ["llama.cpp"]) == {}

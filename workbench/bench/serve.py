@@ -266,22 +266,20 @@ def ours(models: Sequence[str], most: int, *words: str) -> Command:
 
 def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Command]:
     """The peers' servers, by the names in the rows."""
-    if not chosen:
-        return {}
-    found = dict[str, Command]()
-    (folder, gguf), threads = searchable(model), torch.get_num_threads()
-    longest, settings = TOKENS + NEW, f"{threads} threads, {most} sequences, 2048 tokens a step"
+    found, longest, threads = dict[str, Command](), TOKENS + NEW, torch.get_num_threads()
+    settings = f"{threads} threads, {most} sequences, 2048 tokens a step"
     limits = {"max_num_seqs": most, "max_model_len": longest, "max_num_batched_tokens": 2048}
     for name in chosen:
+        folder, gguf = searchable(model)
         try:
             if name == "llama.cpp":
                 if gguf is None:
                     raise PeerError(f"{model} is no .gguf file")
                 python, environment = interpreter(name, PEERS_FOLDER.absolute(), threads)
-                given = {"model": str(gguf.absolute()), "threads": threads, "n_parallel": most}
-                given |= {"n_ctx": most * (longest + 16), "n_batch": 2048}
                 fast = folder.with_name(f"{folder.name}-{FAST}.gguf")  # of `bench engine`
                 gguf = fast if fast.is_file() else gguf
+                given = {"model": str(gguf.absolute()), "threads": threads, "n_parallel": most}
+                given |= {"n_ctx": most * (longest + 16), "n_batch": 2048}
                 told = f"xllamacpp{version_of(name, 'xllamacpp')} (llama.cpp's server as released, "
                 told += f"without AVX-512, {gguf.name.rsplit('-')[-1]}, "
                 words = [str(python), "-c", LLAMA_CPP, json.dumps(given)]
