@@ -192,7 +192,8 @@ def test_our_rounds_over_servers_are_measured(monkeypatch):
     with running(("tiny-solver",)) as service:
         started, emptied = list[Path](), list[str]()
         monkeypatch.setattr(beside, "vllm_command", lambda label, folder, *_, **__: folder)
-        monkeypatch.setattr(beside, "served", lambda f: started.append(f) or nullcontext(service.url))
+        served = lambda f: started.append(f) or nullcontext(service.url)  # noqa: E731
+        monkeypatch.setattr(beside, "served", served)
         monkeypatch.setattr(beside.httpx, "post", lambda url: emptied.append(url) or Mock())
         monkeypatch.setattr(beside, "version_of", lambda *_: " 9")
         _, before = metrics_of(service.url, *HITS)

@@ -153,7 +153,7 @@ def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path
         return Path(name, "python"), {"OMP_NUM_THREADS": str(threads)}
 
     monkeypatch.setattr(serve, "interpreter", interpreter)
-    monkeypatch.setattr(serve, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(serve, "peer_dtypes", lambda: ("float32", "bfloat16"))
     monkeypatch.setattr(serve, "searchable", lambda model: (tmp_path, tmp_path / "own.gguf"))
     with pytest.warns(UserWarning, match="no llama.cpp: llama.cpp is not installed"):
         found = serve.peer_commands("own", 4, ["llama.cpp", "vllm"])

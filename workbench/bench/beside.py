@@ -29,7 +29,7 @@ import httpx
 import numpy as np
 import torch
 
-from workbench.bench.engine import PEERS_FOLDER, multiplies_bfloat16
+from workbench.bench.engine import PEERS_FOLDER, peer_dtypes
 from workbench.bench.peers import PeerError, PeerProcess
 from workbench.bench.record import Row, meanwhile, median_row
 from workbench.bench.serve import metrics_of, searchable, served, version_of, vllm_command
@@ -157,11 +157,6 @@ def compared(
             yield Row(f"{row}@{name}", whole[0], unit, label, whole[1], repeats=len(ours))
 
 
-def peer_dtype() -> str:
-    """What peers compute in."""
-    return "bfloat16" if multiplies_bfloat16() else "float32"
-
-
 def searched(
     workload: Workload,
     pair: Pair,
@@ -213,11 +208,11 @@ def measured_here(workload: Workload, kv_memory: str, seeds: Sequence[int]) -> l
 
 def over_servers(workload: Workload, folder: Path, seeds: Sequence[int]) -> list[Measured]:
     """Both models from vLLM, each in a server of its own on all cores."""
-    own = {"served_model_name": folder.name, "dtype": peer_dtype(), "max_num_seqs": SEQUENCES}
+    own = {"served_model_name": folder.name, "dtype": peer_dtypes()[-1], "max_num_seqs": SEQUENCES}
     # 0.32 dies of a seeded request whose prompt is cut: no CPU generator can go back
     command = vllm_command("vllm", folder, "--no-enable-chunked-prefill", **own)
     how: dict[str, Any] = {"files": workload.llm, "timeout": ANSWER_S}
-    version = f"vllm{version_of('vllm', 'vllm')}, {peer_dtype()}, prefix cache on, "
+    version = f"vllm{version_of('vllm', 'vllm')}, {peer_dtypes()[-1]}, prefix cache on, "
     version += f"{SEQUENCES} sequences, prompts whole"
     with ExitStack() as stack:
         urls = [stack.enter_context(served(command)) for _ in range(2)]
@@ -286,7 +281,7 @@ def by_search_and_learn(
     sizes |= {"search_batch_size": 1} if config.strategy == "beam_search" else {}
     sizes |= {"system_prompt": config.system_prompt} if config.system_prompt else {}
     settings = {"checkout": str(source), "packages": str(home / "packages"), "config": sizes}
-    settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtype()}
+    settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtypes()[-1]}
     settings |= {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES}
     texts, measured = [problem.problem for problem in workload.problems], list[Measured]()
     with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings)) as peer:

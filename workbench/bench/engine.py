@@ -338,13 +338,12 @@ class Linears:
 Contender = Ours | Transformers | Linears | PeerProcess
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether this processor does, in the instruction set it is held to, so that a peer in bfloat16
-    is at its fastest.
+def peer_dtypes() -> tuple[str, ...]:
+    """What peers compute in, the fastest last: bfloat16 where this processor multiplies it, in the
+    instruction set it is held to.
     """
-    return os.environ.get(FORCED, "avx512") == "avx512" and bool(
-        BFLOAT16.intersection(cpu_features())
-    )
+    held = os.environ.get(FORCED, "avx512") != "avx512"
+    return ("float32",) if held or BFLOAT16.isdisjoint(cpu_features()) else ("float32", "bfloat16")
 
 
 def peer_files(model: str, written: Path) -> tuple[Path, Path | None]:
@@ -435,7 +434,7 @@ class EngineBench:
         for name in always if self.on_cpu else {TRANSFORMERS}.intersection(peers):
             self._add(name, name, *files)
             for variant in VARIANTS[name] if self.on_cpu and name in self.contenders else ():
-                if variant != "bfloat16" or multiplies_bfloat16():
+                if variant != "bfloat16" or variant in peer_dtypes():
                     self._add(f"{name}-{variant}", name, *files, variant)
 
     def _engine(self, invariant: bool) -> Ours:

@@ -48,7 +48,7 @@ from workbench.bench.engine import (
     PEERS_FOLDER,
     TRANSFORMERS,
     chosen_peers,
-    multiplies_bfloat16,
+    peer_dtypes,
     peer_files,
 )
 from workbench.bench.peers import PeerError, interpreter, last_words
@@ -285,7 +285,7 @@ def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Com
                 words = [str(python), "-c", LLAMA_CPP, json.dumps(given)]
                 found[name] = Command(f"{told}{settings})", words, environment)
                 continue
-            for dtype in ("float32", "bfloat16")[: 1 + multiplies_bfloat16()]:
+            for dtype in peer_dtypes():
                 told = f"vllm serve{version_of(name, 'vllm')} ({dtype}, {settings})"
                 label = name if dtype == "float32" else f"{name}-{dtype}"
                 own = {"served_model_name": model, "dtype": dtype, **limits}
