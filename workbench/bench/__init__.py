@@ -11,13 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.experiments.provenance import (
-    PACKAGE,
-    code_digest,
-    git_state,
-    project_root,
-    unpacked,
-)
+from workbench.experiments.provenance import PACKAGE, code_digest, git_state, project_root, unpacked
 
 _ENGINE = ("core.py", "config.py", "host.py", "kernels", *(f"kvcache/{n}.py" for n in (
            "manager", "pool", "storage")), "models", "engine", "bench/record.py")  # fmt: skip

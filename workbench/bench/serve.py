@@ -44,13 +44,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from workbench.bench.engine import (
-    PEERS_FOLDER,
-    TRANSFORMERS,
-    chosen_peers,
-    peer_dtypes,
-    peer_files,
-)
+from workbench.bench.engine import PEERS_FOLDER, TRANSFORMERS, chosen_peers, peer_dtypes, peer_files
 from workbench.bench.peers import PeerError, interpreter, last_words
 from workbench.bench.record import Row, in_turn, median_row
 from workbench.config import EngineConfig
