@@ -17,6 +17,7 @@ from workbench.bench.identity import (
     search,
 )
 from workbench.bench.search import make_workload
+from workbench.experiments.runs import sweep_problems
 from workbench.kernels.isa import ISA, host_sets
 
 MATH = Path(__file__).parent.parent / "data" / "math500_sample.json"
@@ -38,7 +39,7 @@ def tree():
 def test_six_problems_are_searched_alike_whatever_the_split_blocks_and_preemptions(tree):
     """Guards batch-invariant arithmetic and recomputation: every node's tokens and score."""
     rows = {row.name: row for row in compare(WORKLOAD, SETTINGS, ROOM)}
-    assert {problem for problem, _ in tree} == {each.id for each in WORKLOAD.problems}
+    assert {problem for problem, _ in tree} == {each.id for each in sweep_problems(WORKLOAD)}
     same = [row for name, row in rows.items() if name.startswith("identical@")]
     others = [name for name in host_sets() if name != ISA.name]
     assert [row.value for row in same] == [1.0] * (2 + len(others))

@@ -15,7 +15,7 @@ MATH = Path(__file__).parent.parent / "data" / "math500_sample.json"
 def rows() -> dict[str, Row]:
     """The smallest study: three problems, two seeds, four beams."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "BLOCKS", 2048)
+        patch.setattr(searches, "BLOCKS", 2048)
         patch.setattr(search, "UNCACHED_PROBLEMS", 2)
         workload = make_workload("tiny-solver", limit=3, n=4, max_depth=3)
         return {row.name: row for row in tiny_rows(workload, 2)}
@@ -56,10 +56,10 @@ def test_beam_search_stands_beside_samples_that_cost_as_many_tokens(rows):
 def test_a_model_of_true_size_searches_math_problems_with_itself_as_reward():
     """Guards the size that the record is defined by: n = 16, 10 iterations of 128 tokens."""
     found = make_workload("smollm2-135m", None, str(MATH), 8)
-    assert (len(found.problems), found.prm) == (8, "smollm2-135m")
-    sizes = [found.mode[name] for name in ("n", "max_depth", "max_step_tokens")]
-    assert sizes == [16, 10, 128]
-    assert (found.mode["system_prompt"], found.config.prm_format) == (search.PROMPT, "rlhflow")
+    assert (found.num_problems, found.prm) == (8, "smollm2-135m")
+    mode = search.sizes_of(found)
+    assert [mode[name] for name in ("n", "max_depth", "max_step_tokens")] == [16, 10, 128]
+    assert (mode["system_prompt"], found.prm_format) == (search.PROMPT, "rlhflow")
     assert make_workload("tiny-solver").prm == "tiny-prm"
     assert make_workload("smollm2-135m", "tiny-prm").prm == "tiny-prm"
 

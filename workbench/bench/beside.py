@@ -23,7 +23,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import numpy as np
@@ -33,14 +33,14 @@ from workbench.bench.engine import PEERS_FOLDER, peer_dtypes
 from workbench.bench.peers import PeerError, PeerProcess
 from workbench.bench.record import Row, meanwhile, median_row
 from workbench.bench.serve import metrics_of, searchable, served, version_of, vllm_command
+from workbench.config import SweepConfig
 from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
 from workbench.errors import ConfigError, RemoteError
+from workbench.experiments.execute import make_search
+from workbench.experiments.runs import sweep_problems
 from workbench.search.answers import check_choice
-
-if TYPE_CHECKING:
-    from workbench.bench.search import Workload
 
 VLLM_BOTH, SEARCH_AND_LEARN = SYSTEMS = ("vllm-both", "search-and-learn")
 APPROACHES = ("beam_search", "best_of_n", "dvts")
@@ -108,14 +108,14 @@ def chosen_systems(peer: str) -> dict[str, str | None]:
 
 
 def rows_beside(
-    workload: Workload, peers: Mapping[str, str | None], kv_memory: str, seeds: Sequence[int] = (0,)
+    workload: SweepConfig, peers: Mapping[str, str | None], kv_memory: str, seeds: Sequence[int] = (0,)
 ) -> Iterator[Row]:
     """Each peer's rows, ours beside them, of a search a seed; a peer that fails is one row that
     says so.
     """
-    if workload.prm != workload.llm or workload.config.strategy not in APPROACHES:
+    if workload.prm != workload.llm or workload.strategy not in APPROACHES:
         raise ConfigError(
-            f"--peer got prm {workload.prm!r} and strategy {workload.config.strategy!r}; it takes "
+            f"--peer got prm {workload.prm!r} and strategy {workload.strategy!r}; it takes "
             f"one model in both roles and {', '.join(APPROACHES)}."
         )
     (folder, _), found = searchable(workload.llm), dict[str, list[Measured] | Exception]()
@@ -132,7 +132,7 @@ def rows_beside(
         if isinstance(theirs, Exception):
             yield Row(f"problems_per_min@{name}", float("nan"), f"failed: {theirs}")
         else:
-            yield from compared(name, len(workload.problems), ours, theirs)
+            yield from compared(name, len(sweep_problems(workload)), ours, theirs)
 
 
 def compared(
@@ -157,8 +157,8 @@ def compared(
             yield Row(f"{row}@{name}", whole[0], unit, label, whole[1], repeats=len(ours))
 
 
-def searched(
-    workload: Workload,
+def measured(
+    workload: SweepConfig,
     pair: Pair,
     seeds: Sequence[int],
     version: str,
@@ -169,25 +169,25 @@ def searched(
 
     cached: of LLM and PRM, prompt tokens found cached and asked for, since they were started.
     """
-    replace(workload, problems=workload.problems[:1]).search(*pair, seeds[0], **WARM_UP)
-    measured = list[Measured]()
+    problems, every = sweep_problems(workload), list[Measured]()
+    make_search(problems[:1], *pair, replace(workload, **WARM_UP), seeds[0]).play()
     for seed in seeds:
         empty()
         before = cached()
         with peak_memory() as peak:
-            found = workload.search(*pair, seed)
+            found = make_search(problems, *pair, workload, seed).play()
         hits, queries = np.subtract(cached(), before).T.tolist()
         speed, told = found.throughput, found.problems["prm_tokens_computed"]
         computed = queries[1] - hits[1] if told.isna().any() else told.sum()
-        measured.append(Measured(
+        every.append(Measured(
             version, speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens,
             float(computed), float(found.problems["prm_tokens_distinct"].sum()), peak(),
             (hits[0] / queries[0], hits[1] / queries[1]),
         ))  # fmt: skip
-    return measured
+    return every
 
 
-def measured_here(workload: Workload, kv_memory: str, seeds: Sequence[int]) -> list[Measured]:
+def measured_here(workload: SweepConfig, kv_memory: str, seeds: Sequence[int]) -> list[Measured]:
     """Our engines, partly filled blocks reused."""
     how: dict[str, Any] = {"kv_memory": kv_memory, "reuse_partial_blocks": True}
     pair = Engine(workload.llm, **how), Engine(workload.prm, **how)
@@ -200,13 +200,13 @@ def measured_here(workload: Workload, kv_memory: str, seeds: Sequence[int]) -> l
         counts = (engine.cache.stats for engine in pair)
         return [[each.hit_tokens, each.query_tokens] for each in counts]
 
-    return searched(workload, pair, seeds, "", empty, cached)
+    return measured(workload, pair, seeds, "", empty, cached)
 
 
 # -- our rounds over two servers --
 
 
-def over_servers(workload: Workload, folder: Path, seeds: Sequence[int]) -> list[Measured]:
+def over_servers(workload: SweepConfig, folder: Path, seeds: Sequence[int]) -> list[Measured]:
     """Both models from vLLM, each in a server of its own on all cores."""
     own = {"served_model_name": folder.name, "dtype": peer_dtypes()[-1], "max_num_seqs": SEQUENCES}
     # 0.32 dies of a seeded request whose prompt is cut: no CPU generator can go back
@@ -227,7 +227,7 @@ def over_servers(workload: Workload, folder: Path, seeds: Sequence[int]) -> list
         def cached() -> list[list[float]]:
             return [metrics_of(url, *HITS) for url in urls]
 
-        return searched(workload, (llm, prm), seeds, version, empty, cached)
+        return measured(workload, (llm, prm), seeds, version, empty, cached)
 
 
 @contextmanager
@@ -268,27 +268,27 @@ def below(process: str | int) -> list[str]:
 
 
 def by_search_and_learn(
-    workload: Workload, folder: Path, checkout: str | None, seeds: Sequence[int]
+    workload: SweepConfig, folder: Path, checkout: str | None, seeds: Sequence[int]
 ) -> list[Measured]:
     """Its own code on the same problems and sizes; its beam search takes one problem at a time."""
-    home, config = PEERS_FOLDER / SEARCH_AND_LEARN, workload.config
+    home = PEERS_FOLDER / SEARCH_AND_LEARN
     source = Path(checkout or home / "source")
     if not (source / "src" / "sal").is_dir():
         raise PeerError(f"there is no {source}; `make bench-peers PEERS={SEARCH_AND_LEARN}`")
-    sizes: dict[str, Any] = {n: getattr(config, n) for n in ("n", "beam_width", "temperature")}
-    sizes |= {"top_p": config.top_p, "approach": config.strategy, "seed": seeds[0]}
-    sizes |= {"num_iterations": config.max_depth, "max_tokens": config.max_step_tokens}
-    sizes |= {"search_batch_size": 1} if config.strategy == "beam_search" else {}
-    sizes |= {"system_prompt": config.system_prompt} if config.system_prompt else {}
+    sizes: dict[str, Any] = {n: getattr(workload, n) for n in ("n", "beam_width", "temperature")}
+    sizes |= {"top_p": workload.top_p, "approach": workload.strategy, "seed": seeds[0]}
+    sizes |= {"num_iterations": workload.max_depth, "max_tokens": workload.max_step_tokens}
+    sizes |= {"search_batch_size": 1} if workload.strategy == "beam_search" else {}
+    sizes |= {"system_prompt": workload.system_prompt} if workload.system_prompt else {}
     settings = {"checkout": str(source), "packages": str(home / "packages"), "config": sizes}
     settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtypes()[-1]}
     settings |= {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES}
-    texts, measured = [problem.problem for problem in workload.problems], list[Measured]()
+    texts, every = [each.problem for each in sweep_problems(workload)], list[Measured]()
     with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings)) as peer:
         short = {"num_iterations": WARM_UP["max_depth"], "max_tokens": WARM_UP["max_step_tokens"]}
         peer.ask({"problems": texts[:1], **short}, "search")
         for seed in seeds:
             with peak_memory(own=False) as peak:
                 found = peer.ask({"problems": texts, "seed": seed}, "search")
-            measured.append(Measured(peer.version, **found, peak_bytes=peak()))
-    return measured
+            every.append(Measured(peer.version, **found, peak_bytes=peak()))
+    return every

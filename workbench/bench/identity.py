@@ -20,8 +20,8 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row
-from workbench.bench.search import REAL_PROBLEMS, TINY, Workload, make_workload
-from workbench.config import parse_size
+from workbench.bench.search import REAL_PROBLEMS, TINY, make_workload, searched, sizes_of
+from workbench.config import SweepConfig, parse_size
 from workbench.engine.engine import Engine
 from workbench.kernels.isa import ISA, environment, host_sets
 from workbench.search.result import SearchResult
@@ -113,17 +113,17 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
     workload, _, room = _plan(settings["llm"], settings["prm"])
     memory = "total_memory" if room.budget == "memory" else room.budget
-    return {"batch_invariant": True, memory: room.total} | workload.mode
+    return {"batch_invariant": True, memory: room.total} | sizes_of(workload)
 
 
-def _plan(llm: str, *given: Any) -> tuple[Workload, tuple[Setting, ...], Room]:
+def _plan(llm: str, *given: Any) -> tuple[SweepConfig, tuple[Setting, ...], Room]:
     if llm == TINY:
         return make_workload(llm, *given), SETTINGS, Room()
     return make_workload(llm, *given, max_depth=4), REAL_SETTINGS, REAL_ROOM
 
 
 def compare(
-    workload: Workload, settings: Sequence[Setting], room: Room, seed: int = 0
+    workload: SweepConfig, settings: Sequence[Setting], room: Room, seed: int = 0
 ) -> Iterator[Row]:
     """The workload under each setting, each tree beside the first, the base, which has no row of
     sameness; then the base under other instruction sets.
@@ -146,11 +146,11 @@ def compare(
             yield Row(f"identical@isa_{isa}", same, "fraction", repeats=len(base))
 
 
-def search(setting: Setting, workload: Workload, room: Room, seed: int) -> SearchResult:
+def search(setting: Setting, workload: SweepConfig, room: Room, seed: int) -> SearchResult:
     """The one search, under a setting."""
     share = setting.share or 0.5
     llm = setting.engine(workload.llm, share, room)
-    return workload.search(llm, setting.engine(workload.prm, 1 - share, room), seed)
+    return searched(workload, llm, setting.engine(workload.prm, 1 - share, room), seed)
 
 
 def nodes_of(result: SearchResult) -> Nodes:

@@ -49,18 +49,19 @@ from workbench.bench.search import (
     BATCH,
     TINY,
     TINY_PRM,
-    Workload,
     make_workload,
     ratio_row,
     roomy_engine,
+    searched,
 )
+from workbench.config import SweepConfig
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import WorkbenchError
 from workbench.experiments import settings
 from workbench.experiments.rows import UNCAPPED_SETTING, bound_tokens_per_s, differing_nodes
-from workbench.experiments.runs import FINISHED
+from workbench.experiments.runs import FINISHED, sweep_problems
 from workbench.experiments.settings import ALL, ELASTIC, NONE, REFERENCE, STATIC, THESIS_SHARE
 from workbench.experiments.statistics import WORK, median_interval
 from workbench.experiments.study import Study, run_policies
@@ -188,15 +189,14 @@ def start_rows(model: str, kv_memory: str, repeats: int) -> Iterator[Row]:
 Beam = tuple[list[int], list[int]]  # the tokens before its own step, and its step's
 
 
-def beam_rows(workload: Workload, kv_memory: str, seed: int) -> Iterator[Row]:
+def beam_rows(workload: SweepConfig, kv_memory: str, seed: int) -> Iterator[Row]:
     """What all n beams take, each problem's when they were longest."""
     llm = Engine(workload.llm, kv_memory=kv_memory, block_size=BLOCK_SIZE)
     prm = Engine(workload.prm, kv_memory=kv_memory)
-    saving, over = [], []
-    for problem in workload.problems:
-        result = replace(workload, problems=(problem,)).search(llm, prm, seed)
-        prompt = chat_prompt(problem, llm, workload.config.system_prompt)
-        beams = longest_beams(result.tree, prompt, workload.config.n)
+    saving, over, tree = [], [], searched(workload, llm, prm, seed).tree
+    for problem in sweep_problems(workload):
+        prompt = chat_prompt(problem, llm, workload.system_prompt)
+        beams = longest_beams(tree[tree["problem_id"] == problem.id], prompt, workload.n)
         if beams:
             whole = [before + step for before, step in beams]
             paged = blocks_used(beams) * BLOCK_SIZE
@@ -232,7 +232,7 @@ def blocks_used(beams: Sequence[Beam]) -> int:
 # -- forks --
 
 
-def fork_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
+def fork_rows(workload: SweepConfig, seed: int = 0) -> Iterator[Row]:
     """The same search in roomy memory, with whole blocks reused only and with partly filled ones.
 
     Raises WorkbenchError where the two searches sample other tokens.
@@ -240,7 +240,7 @@ def fork_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
     found, trees, names = [], [], (workload.llm, workload.prm)
     for reuse in (False, True):
         llm, prm = (roomy_engine(name, reuse_partial_blocks=reuse) for name in names)
-        done = workload.search(llm, prm, seed)
+        done = searched(workload, llm, prm, seed)
         each = done.problems
         tokens = each["prm_tokens_computed"], each["prm_tokens_distinct"]
         found.append(ratio_row("fork_prm_over_ideal", "x", *tokens, each["problem_id"]))

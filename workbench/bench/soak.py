@@ -26,11 +26,13 @@ from tqdm.auto import tqdm
 
 from workbench.bench.identity import nodes_of
 from workbench.bench.record import Row, meanwhile
-from workbench.bench.search import TINY, Workload, make_workload, roomy_engine
+from workbench.bench.search import TINY, make_workload, roomy_engine, searched
+from workbench.config import SweepConfig
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import WorkbenchError
 from workbench.experiments.execute import make_search
+from workbench.experiments.runs import sweep_problems
 from workbench.kvcache.arena import KVArena
 from workbench.search.recording import read_recording
 from workbench.search.search import Search
@@ -54,11 +56,12 @@ def run(profile: str = "default", minutes: float | None = None, seed: int = 0) -
     yield from soak(workload, 60 * (PROFILES[profile] if minutes is None else minutes), seed)
 
 
-def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
+def soak(workload: SweepConfig, least_s: float, seed: int = 0) -> Iterator[Row]:
     """See run. For so many seconds, and at least LEAST searches."""
-    names, random, done = (workload.llm, workload.prm), Random(seed), Counter[str]()
+    names, problems = (workload.llm, workload.prm), sweep_problems(workload)
+    random, done = Random(seed), Counter[str]()
     llm, prm = (roomy_engine(name, max_model_len=LONGEST) for name in names)
-    expected = [nodes_of(workload.search(llm, prm, each)) for each in range(SEEDS)]
+    expected = [nodes_of(searched(workload, llm, prm, each)) for each in range(SEEDS)]
     shapes = [block_shape(name, max_model_len=LONGEST) for name in names]
     least_bytes = sum(shape.block_bytes * shape.floor_blocks for shape in shapes)
     arena = KVArena(int(FLOORS * least_bytes), shapes)
@@ -80,7 +83,7 @@ def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
                 break
             record = None if number else Path(folder, "recording")
             which, began = number // 2 % SEEDS, perf_counter()
-            search = make_search(workload.problems, llm, prm, workload.config, which, record)
+            search = make_search(problems, llm, prm, workload, which, record)
             try:
                 if record is not None:
                     meet_full_disk(search, record)
