@@ -14,15 +14,17 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row
-from workbench.bench.search import REAL_PROBLEMS, TINY, make_workload, searched, sizes_of
-from workbench.config import SweepConfig, parse_size
-from workbench.engine.engine import Engine
+from workbench.bench.search import REAL_PROBLEMS, TINY, make_workload, sizes_of
+from workbench.config import SweepConfig
+from workbench.experiments.execute import Pair
+from workbench.experiments.memory import ENGINES
+from workbench.experiments.settings import RunSpec
 from workbench.kernels.isa import ISA, environment, host_sets
 from workbench.search.result import SearchResult
 
@@ -31,27 +33,17 @@ Nodes = dict[tuple[str, str], tuple[tuple[int, ...], float]]  # problem, node ->
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """The memory that settings deal out, and the longest request."""
-
-    total: str = "64MiB"  # of both engines,
-    budget: str = "memory"  # weights included, or "kv_memory": without
-    max_model_len: int | None = None  # None: the model's own
-    least_tokens: int = 2048  # an engine's positions when preemption is forced
-
-
-REAL_ROOM = Room("2GiB", "kv_memory", max_model_len=2048, least_tokens=4096)
-
-
-@dataclass(frozen=True, slots=True)
 class Setting:
-    """How one search is run; share None gives each engine the least memory it accepts."""
+    """How one search is run. tokens: where no share is given, the positions of each engine's cache,
+    so few that requests are preempted.
+    """
 
     share: float | None
     max_num_seqs: int
     block_size: int
     max_num_batched_tokens: int = 2048
     reuse_partial_blocks: bool = False
+    tokens: int = 2048
 
     @property
     def name(self) -> str:
@@ -60,15 +52,6 @@ class Setting:
         sizes = f"seqs{self.max_num_seqs},block{self.block_size}"
         reuse = ",partial" if self.reuse_partial_blocks else ""
         return f"{where},{sizes},chunk{self.max_num_batched_tokens}{reuse}"
-
-    def engine(self, model: str, share: float, room: Room) -> Engine:
-        """An engine under this setting with its share of the memory."""
-        given: dict[str, Any] = asdict(self) | {"max_model_len": room.max_model_len}
-        if given.pop("share") is None:
-            given["num_blocks"] = -(-room.least_tokens // self.block_size)
-        else:
-            given[room.budget] = int(share * parse_size(room.total))
-        return Engine(model, activations_in_total=False, **given)
 
 
 # Four splits, two batch sizes, two block sizes; then preemption forced; then partial blocks reused.
@@ -93,7 +76,7 @@ REAL_SETTINGS = (
     Setting(0.08, 16, 8, 256, reuse_partial_blocks=True),
     Setting(0.2, 16, 16, 256),
     Setting(0.5, 64, 8),
-    Setting(None, 64, 16, 256),
+    Setting(None, 64, 16, 256, tokens=4096),
 )
 
 
@@ -111,26 +94,25 @@ def run(
 
 def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
-    workload, _, room = _plan(settings["llm"], settings["prm"])
-    memory = "total_memory" if room.budget == "memory" else room.budget
-    return {"batch_invariant": True, memory: room.total} | sizes_of(workload)
+    workload, _ = _plan(settings["llm"], settings["prm"])
+    mode = {"batch_invariant": True, "total_memory": workload.total_memory}
+    return mode | sizes_of(workload)
 
 
-def _plan(llm: str, *given: Any) -> tuple[SweepConfig, tuple[Setting, ...], Room]:
+def _plan(llm: str, *given: Any) -> tuple[SweepConfig, tuple[Setting, ...]]:
     if llm == TINY:
-        return make_workload(llm, *given), SETTINGS, Room()
-    return make_workload(llm, *given, max_depth=4), REAL_SETTINGS, REAL_ROOM
+        return make_workload(llm, *given), SETTINGS
+    sizes: dict[str, Any] = {"total_memory": "3GiB", "max_model_len": 2048, "max_depth": 4}
+    return make_workload(llm, *given, **sizes), REAL_SETTINGS
 
 
-def compare(
-    workload: SweepConfig, settings: Sequence[Setting], room: Room, seed: int = 0
-) -> Iterator[Row]:
+def compare(workload: SweepConfig, settings: Sequence[Setting], seed: int = 0) -> Iterator[Row]:
     """The workload under each setting, each tree beside the first, the base, which has no row of
     sameness; then the base under other instruction sets.
     """
     base: Nodes = {}
     for setting in tqdm(settings, desc="settings"):
-        result = search(setting, workload, room, seed)
+        result = search(setting, workload, seed)
         nodes = nodes_of(result)
         if not base:
             base = nodes
@@ -142,15 +124,17 @@ def compare(
         yield Row(f"preemptions@{setting.name}", preempted, "requests")
     for isa in host_sets():
         if isa != ISA.name:
-            same = equal_share(base, nodes_under(isa, settings[0], workload, room, seed))
+            same = equal_share(base, nodes_under(isa, settings[0], workload, seed))
             yield Row(f"identical@isa_{isa}", same, "fraction", repeats=len(base))
 
 
-def search(setting: Setting, workload: SweepConfig, room: Room, seed: int) -> SearchResult:
+def search(setting: Setting, workload: SweepConfig, seed: int) -> SearchResult:
     """The one search, under a setting."""
-    share = setting.share or 0.5
-    llm = setting.engine(workload.llm, share, room)
-    return searched(workload, llm, setting.engine(workload.prm, 1 - share, room), seed)
+    sizes, blocks = asdict(setting), -(-setting.tokens // setting.block_size)
+    share, _ = sizes.pop("share"), sizes.pop("tokens")
+    own = {f"{role}_{n}": v for role in ENGINES for n, v in (("memory", None), ("num_blocks", blocks))}
+    few = () if share is not None else tuple(own.items())
+    return Pair(RunSpec(replace(workload, **sizes), share or 0.5, seed, own=few)).search().play()
 
 
 def nodes_of(result: SearchResult) -> Nodes:
