@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.bench.identity import (
-    REAL_SETTINGS,
-    Setting,
-    compare,
-    equal_share,
-    nodes_of,
-    search,
-)
+from workbench.bench.identity import REAL_SETTINGS, Setting, compare, equal_share, nodes_of, search
 from workbench.bench.search import make_workload
 from workbench.experiments.runs import sweep_problems
 from workbench.kernels.isa import ISA, host_sets

@@ -132,9 +132,9 @@ def search(setting: Setting, workload: SweepConfig, seed: int) -> SearchResult:
     """The one search, under a setting."""
     sizes, blocks = asdict(setting), -(-setting.tokens // setting.block_size)
     share, _ = sizes.pop("share"), sizes.pop("tokens")
-    own = {f"{role}_{n}": v for role in ENGINES for n, v in (("memory", None), ("num_blocks", blocks))}
-    few = () if share is not None else tuple(own.items())
-    return Pair(RunSpec(replace(workload, **sizes), share or 0.5, seed, own=few)).search().play()
+    given = {"memory": None, "num_blocks": blocks} if share is None else {}
+    own = tuple((f"{role}_{name}", value) for role in ENGINES for name, value in given.items())
+    return Pair(RunSpec(replace(workload, **sizes), share or 0.5, seed, own=own)).search().play()
 
 
 def nodes_of(result: SearchResult) -> Nodes:

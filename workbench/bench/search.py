@@ -30,7 +30,7 @@ from workbench.config import SweepConfig
 from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, RecordingError, nearest
-from workbench.experiments.execute import make_search, with_wall_part
+from workbench.experiments.execute import Pair, make_search, with_wall_part
 from workbench.experiments.runs import sweep_problems
 from workbench.experiments.settings import RunSpec, sweep_config
 from workbench.experiments.statistics import bootstrap_ratio
@@ -53,11 +53,7 @@ WITHOUT = "without PRM cache and score cache"
 
 
 def make_workload(
-    llm: str,
-    prm: str | None = None,
-    source: str | None = None,
-    limit: int = 1,
-    **settings: Any,
+    llm: str, prm: str | None = None, source: str | None = None, limit: int = 1, **settings: Any
 ) -> SweepConfig:
     """A search of the first `limit` problems of a source (None: the tiny family, or MATH-500, which
     is asked as the field asks). prm: None is tiny-prm beside tiny-solver, else the generator.
@@ -281,8 +277,7 @@ def make_recording(
     workload = make_workload(model, None, source, num_problems)
     if model == TINY:
         workload = sweep_config("default", problems=source, num_problems=num_problems)
-        spec = RunSpec(workload, workload.sentinel_share, 0)
-        llm, prm = (Engine(**spec.engine(role).to_dict()) for role in ("llm", "prm"))
+        llm, prm = Pair(RunSpec(workload, workload.sentinel_share, 0)).engines.values()
     else:
         llm, prm = (Engine(model, kv_memory=KV_MEMORY) for _ in range(2))
     return searched(workload, llm, prm, record=Path(path), n=n, beam_width=beam_width)
