@@ -84,7 +84,7 @@ def test_turns_are_paired_and_put_together() -> None:
     ours = serve.Turns([turn(0, 1.0), turn(50, 4.0, serve.Answer(50, 503, [], 50.1)), turn(90, 2)])
     ours.health += [0.1, 0.2, 0.3]
     other = serve.Turns([turn(10, 3.0), turn(60, 4.0), turn(70, 4, serve.Answer(70, 0, [], 71))])
-    rows = {row.name: row for row in serve.rows_of(ours, other, "c1")}
+    rows = {row.name: row for row in serve.rows_of(ours, other, serve.ALONE, "c1")}
     rate, new = rows["tokens_per_s_c1"], serve.NEW
     assert (rate.value, rate.peer_value) == (new / 2, new / 4)
     assert rate.ratio == 2.0 and rate.spread == (1.0, 3.0) and rate.repeats == 3
@@ -92,13 +92,13 @@ def test_turns_are_paired_and_put_together() -> None:
     assert rows["ttft_p50_c1"].value == 0.5 and rows["health_p50_c1"].value == 0.2
     assert rows["ttft_p99_c1"].value == pytest.approx(1.0, rel=0.02)
     assert "served_c1" not in rows and "little_c1" not in rows
-    beside = {row.name: row for row in serve.compared(ours, other, "peer", "a peer", "c1")}
+    beside = {row.name: row for row in serve.rows_of(ours, other, "a peer", "c1@peer")}
     first = beside["ttft_p95_c1@peer"]
     assert first.ratio == 2.0 and first.spread == (1.0, 3.0)
     assert first.value == rows["ttft_p95_c1"].value and first.peer_value == pytest.approx(1.0)
     assert beside["lost_c1@peer"].peer_value == 1 and beside["lost_c1@peer"].ratio is None
     single = serve.Turns([turn(0, 1.0)], [0.1])
-    once = next(serve.rows_of(single, single, "c1"))
+    once = next(serve.rows_of(single, single, serve.ALONE, "c1"))
     assert once.ratio == 1.0 and once.spread is None
 
 
@@ -117,7 +117,8 @@ def test_what_a_server_refuses_is_counted_and_not_lost() -> None:
     answers = [serve.Answer(0.0, 200, [0.5, 0.75], 1.0), serve.Answer(0.0, 503, [], 0.1)]
     answers += [serve.Answer(0.0, 504, [], 4.0), serve.Answer(0.0, 0, [], 0.2)]
     alone = serve.Turns([[serve.Answer(0.0, 200, [1.0], 1.0)]])
-    rows = {r.name: r.value for r in serve.rows_of(serve.Turns([answers], [0.01]), alone, "c4")}
+    turns = serve.Turns([answers], [0.01])
+    rows = {r.name: r.value for r in serve.rows_of(turns, alone, serve.ALONE, "c4")}
     assert (rows["refused_c4"], rows["late_c4"], rows["lost_c4"]) == (1, 1, 1)
     assert rows["tokens_per_s_c4"] == serve.NEW / 4.0
     assert rows["ttft_p99_c4"] == 0.5 and rows["itl_p50_c4"] == 0.25 and rows["e2e_p50_c4"] == 1
@@ -128,7 +129,7 @@ def test_a_peer_that_answered_nothing_has_no_ratio() -> None:
     """Its rows are there, and say so."""
     good, none = [serve.Answer(0.0, 200, [0.5, 0.75], 1.0)], [serve.Answer(0.0, 0, [], 0.2)]
     mine, theirs = serve.Turns([good, good]), serve.Turns([good, none])
-    rows = {r.name: r for r in serve.compared(mine, theirs, "peer", "a peer", "c1")}
+    rows = {r.name: r for r in serve.rows_of(mine, theirs, "a peer", "c1@peer")}
     for name in ("tokens_per_s_c1@peer", "ttft_p95_c1@peer"):
         assert math.isnan(rows[name].ratio) and rows[name].spread is None
     assert rows["lost_c1@peer"].peer_value == 1

@@ -67,7 +67,8 @@ SHARES = (50, 95, 99)  # percentiles
 EVERY = 0.2  # seconds between two looks at /health: fifty a second were a load of their own
 REFUSALS = {"refused": 503, "late": 504}
 RATE, ALONE = "tokens_per_s", "in process"
-COMPARED = {RATE: "tokens/s", "ttft_p95": "s", "itl_p95": "s"}  # with peers
+COMPARED = (RATE, "ttft_p95", "itl_p95")  # with peers
+UNITS = {RATE: "tokens/s", "goodput": "requests/s"}
 FAST = "Q4_0"  # of its formats the one that llama.cpp decodes fastest
 START_SECONDS = 900.0  # until a server is ready: vLLM compiles
 OURS = "import sys; from workbench.cli import main; sys.exit(main())"
@@ -179,9 +180,9 @@ def run(
                 own.health += health
     for count, each in found.items():
         suffix = f"{'two_' * two}c{count}"
-        yield from rows_of(each[""], each[ALONE], suffix)
+        yield from rows_of(each[""], each[ALONE], ALONE, suffix)
         for name in [*urls][2:]:
-            yield from compared(each[""], each[name], name, commands[name].label, suffix)
+            yield from rows_of(each[""], each[name], commands[name].label, f"{suffix}@{name}")
         if count > 1 and 1 in found and not two:
             one = found[1]
             gains, alone = (
@@ -225,28 +226,22 @@ def in_process(engines: Sequence[Engine], asked: Sequence[np.ndarray], count: in
     return [Answer(start, 200, [end], end)] * sum(map(len, asked))
 
 
-def rows_of(ours: Turns, alone: Turns, suffix: str) -> Iterator[Row]:
-    """What a load comes to; alone: the same in process."""
-    for name, value in ours.whole().items():
-        row = f"{name}_{suffix}"
-        if name == RATE:
-            own, peers = ours.each(name), alone.each(name)
-            yield median_row(row, own, "tokens/s", peer=ALONE, peers=peers, **ENDS)
-            continue
-        unit = "s" if "_p" in name else "requests/s" if name == "goodput" else "requests"
-        yield Row(row, value, unit, repeats=len(ours.answers))
-
-
-def compared(ours: Turns, theirs: Turns, name: str, label: str, suffix: str) -> Iterator[Row]:
-    """Our load against a peer's; and how many of its requests it refused or lost."""
-    mine, other = ours.whole(), theirs.whole()
-    for each, unit in COMPARED.items():
-        own, how = ours.each(each), {"peer": label, "peers": theirs.each(each), **ENDS}
-        row = median_row(f"{each}_{suffix}@{name}", own, unit, less=each != RATE, **how)
-        yield replace(row, value=mine[each], peer_value=other[each])
-    for each in (*REFUSALS, "lost"):
-        both = mine[each], "requests", label, other[each]
-        yield Row(f"{each}_{suffix}@{name}", *both, repeats=len(ours.answers))
+def rows_of(ours: Turns, theirs: Turns, label: str, suffix: str) -> Iterator[Row]:
+    """What a load comes to, beside the same in process; or beside a peer what is COMPARED, and how
+    many of its requests were refused or lost.
+    """
+    mine, other, repeats = ours.whole(), theirs.whole(), len(ours.answers)
+    compared = (RATE,) if label == ALONE else COMPARED
+    for name, value in mine.items():
+        row, unit = f"{name}_{suffix}", UNITS.get(name, "s" if "_p" in name else "requests")
+        if name in compared:
+            sides: dict[str, Any] = {"values": ours.each(name), "peers": theirs.each(name)}
+            found = median_row(row, unit=unit, peer=label, less=name != RATE, **sides, **ENDS)
+            yield replace(found, value=value, peer_value=other[name])
+        elif label == ALONE:
+            yield Row(row, value, unit, repeats=repeats)
+        elif unit == "requests":
+            yield Row(row, value, unit, label, other[name], repeats=repeats)
 
 
 # -- servers --
