@@ -406,9 +406,14 @@ def study_rows(studies: Sequence[Study]) -> Iterator[Row]:
 
 def budget_rows(runs: pd.DataFrame) -> Iterator[Row]:
     """The rows of one budget; runs: of every time and seed, whether they finished or not."""
-    times, budget = len(runs[["time", "seed"]].drop_duplicates()), float(runs["budget"].iloc[0])
-    finished = runs[runs["status"] == FINISHED].groupby("setting")
-    done = {str(s): own.set_index(["time", "seed"]) for s, own in finished if len(own) == times}
+    budget, repeats = float(runs["budget"].iloc[0]), len(runs[["time", "seed"]].drop_duplicates())
+    finished = runs[runs["status"] == FINISHED]
+    wall, tokens, pace = (
+        finished.pivot(index=["time", "seed"], columns="setting", values=name)
+        for name in ("wall_s", "sampled_tokens", "tokens_per_s")
+    )
+    done = wall.columns[wall.count() == repeats].astype(str)
+    rates = tokens.sum() / wall.sum()
 
     def row(name: str, setting: str, peer: str | None = None) -> Row:
         """Tokens a second, beside the peer's; spread: the least and the most of all times and
@@ -420,26 +425,27 @@ def budget_rows(runs: pd.DataFrame) -> Iterator[Row]:
                 failed = runs[(runs["setting"] == needed) & (runs["status"] != FINISHED)]
                 told = (failed["status"] + ": " + failed["error"].astype(str)).tolist()
                 return Row(name, float("nan"), told[0] if told else "not measured", label)
-        own, found, beside = done[setting], done[setting]["tokens_per_s"], {}
+        found, beside = pace[setting], {}
         if peer is not None:
-            found = seconds_ratio(own, done[peer])
-            beside = {"peer_value": _rate(done[peer]), "ratio": float(found.mean())}
-        rate, spread = _rate(own), (float(found.min()), float(found.max()))
-        return Row(name, rate, "tokens/s", label, repeats=len(own), spread=spread, **beside)
+            found = wall[peer] / wall[setting]
+            beside = {"peer_value": float(rates[peer]), "ratio": float(found.mean())}
+        ends = float(found.min()), float(found.max())
+        rate = float(rates[setting])
+        return Row(name, rate, "tokens/s", label, repeats=repeats, spread=ends, **beside)
 
     ours, everything = (settings.setting_of(budget, ELASTIC, None, key) for key in (NONE, ALL))
-    thesis, at = settings.setting_of(budget, STATIC, THESIS_SHARE, NONE), f"@{budget:g}W"
+    thesis, split = (settings.setting_of(budget, STATIC, THESIS_SHARE, key) for key in (NONE, ALL))
     static = [s for s in done if f"/{STATIC}_" in s and s.endswith(f"/{NONE}")]
-    slower = {s: float(seconds_ratio(done[ours], done[s]).mean()) for s in static if ours in done}
-    fastest = min(slower, key=slower.__getitem__, default=thesis)
+    fastest, at = thesis, f"@{budget:g}W"
+    if static and ours in done:
+        fastest = str(wall[static].div(wall[ours], axis="index").mean().idxmin())
     yield row(f"elastic_vs_best_static{at}", ours, fastest)
     yield row(f"elastic_vs_static_{THESIS_SHARE:g}{at}", ours, thesis)
     yield row(f"all_vs_baseline{at}", everything, thesis)
     yield row(f"all_vs_best_static{at}", everything, fastest)
-    split = settings.setting_of(budget, STATIC, THESIS_SHARE, ALL)
     yield row(f"all_vs_static_{THESIS_SHARE:g}_all{at}", everything, split)
-    seconds = runs[runs["status"] == FINISHED].groupby(["time", "seed", *WORK])["wall_s"]
-    alike = seconds.agg(["min", "max", "size"]).query("size > 1")
+    alike = finished.groupby(["time", "seed", *WORK])["wall_s"].agg(["min", "max", "size"])
+    alike = alike.query("size > 1")
     if len(alike):
         apart, count = (alike["max"] / alike["min"]).max(), alike["size"].sum()
         yield Row(f"equal_work_differs{at}", float(apart), "x", repeats=int(count))
@@ -447,12 +453,3 @@ def budget_rows(runs: pd.DataFrame) -> Iterator[Row]:
         _, policy, technique = setting.split("/")
         name = policy if technique == NONE else f"{policy}_{technique}"
         yield row(f"{name}{at}", setting)
-
-
-def seconds_ratio(mine: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
-    """Seconds of the peer's runs over ours, both by time and seed."""
-    return theirs.loc[mine.index, "wall_s"] / mine["wall_s"]
-
-
-def _rate(runs: pd.DataFrame) -> float:
-    return float(runs["sampled_tokens"].sum() / runs["wall_s"].sum())
