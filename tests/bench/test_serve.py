@@ -155,7 +155,7 @@ def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path
 
     monkeypatch.setattr(serve, "interpreter", interpreter)
     monkeypatch.setattr(serve, "peer_dtypes", lambda: ("float32", "bfloat16"))
-    monkeypatch.setattr(serve, "searchable", lambda model: (tmp_path, tmp_path / "own.gguf"))
+    monkeypatch.setattr(serve, "peer_files", lambda model: (tmp_path, tmp_path / "own.gguf"))
     with pytest.warns(UserWarning, match="no llama.cpp: llama.cpp is not installed"):
         found = serve.peer_commands("own", 4, ["llama.cpp", "vllm"])
     assert [*found] == ["vllm", "vllm-bfloat16"]
@@ -168,6 +168,6 @@ def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path
     monkeypatch.setattr(serve, "interpreter", lambda *_: (Path("python"), {}))
     own = serve.peer_commands("own", 4, ["llama.cpp"])["llama.cpp"]
     assert json.loads(own.words[-1])["model"] == str(fast) and "Q4_0.gguf" in own.label
-    monkeypatch.setattr(serve, "searchable", lambda model: (tmp_path, None))
+    monkeypatch.setattr(serve, "peer_files", lambda model: (tmp_path, None))
     with pytest.warns(UserWarning, match="no llama.cpp: own is no .gguf file"):
         assert serve.peer_commands("own", 4, ["llama.cpp"]) == {}

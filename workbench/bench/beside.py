@@ -29,10 +29,10 @@ import httpx
 import numpy as np
 import torch
 
-from workbench.bench.engine import PEERS_FOLDER, peer_dtypes
+from workbench.bench.engine import PEERS_FOLDER, peer_dtypes, peer_files
 from workbench.bench.peers import PeerError, PeerProcess
 from workbench.bench.record import Row, meanwhile, median_row
-from workbench.bench.serve import metrics_of, searchable, served, version_of, vllm_command
+from workbench.bench.serve import metrics_of, served, version_of, vllm_command
 from workbench.config import SweepConfig
 from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
@@ -118,7 +118,7 @@ def rows_beside(
             f"--peer got prm {workload.prm!r} and strategy {workload.strategy!r}; it takes "
             f"one model in both roles and {', '.join(APPROACHES)}."
         )
-    (folder, _), found = searchable(workload.llm), dict[str, list[Measured] | Exception]()
+    (folder, _), found = peer_files(workload.llm), dict[str, list[Measured] | Exception]()
     for name, checkout in peers.items():
         try:
             if name == VLLM_BOTH:

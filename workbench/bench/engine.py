@@ -66,7 +66,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.executor import sample
 from workbench.experiments.provenance import cpu_features
 from workbench.kernels import load_kernels
-from workbench.models.gguf import GGUFFile, read_config
+from workbench.models.gguf import GGUFFile, TokenizerReader, read_config
 from workbench.models.loading import GGUFWeights
 from workbench.models.registry import DUMMY, find_model, model_spec
 from workbench.models.spec import ModelSpec
@@ -346,7 +346,7 @@ def peer_dtypes() -> tuple[str, ...]:
     return ("float32",) if held or BFLOAT16.isdisjoint(cpu_features()) else ("float32", "bfloat16")
 
 
-def peer_files(model: str, written: Path) -> tuple[Path, Path | None]:
+def peer_files(model: str, written: Path = PEERS_FOLDER / "models") -> tuple[Path, Path | None]:
     """A model as a Hugging Face folder, and its .gguf file where it is one.
 
     A .gguf file is written once as a folder under `written`, named by its content, with the same
@@ -373,6 +373,7 @@ def peer_files(model: str, written: Path) -> tuple[Path, Path | None]:
     kind = opened.metadata["general.architecture"]
     config = read_config(opened) | {"model_type": kind, "dtype": "float32"}
     (partial_ / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    TokenizerReader(opened).read().save(partial_)  # and chat template
     partial_.replace(folder)
     return folder, where
 
@@ -429,7 +430,7 @@ class EngineBench:
             self.labels[PRODUCTS] = "torch's products alone"
         files: tuple[Path | None, Path | None] = None, None
         if not model.startswith(DUMMY):
-            files = peer_files(model, PEERS_FOLDER / "models")
+            files = peer_files(model)
         always = dict.fromkeys([TRANSFORMERS, *peers])
         for name in always if self.on_cpu else {TRANSFORMERS}.intersection(peers):
             self._add(name, name, *files)

@@ -53,7 +53,6 @@ from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import MarginalValue
-from workbench.models.gguf import GGUFFile, TokenizerReader
 from workbench.models.registry import DUMMY
 from workbench.search.answers import check_choice
 
@@ -259,7 +258,7 @@ def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Com
     settings = f"{threads} threads, {most} sequences, 2048 tokens a step"
     limits = {"max_num_seqs": most, "max_model_len": longest, "max_num_batched_tokens": 2048}
     for name in chosen:
-        folder, gguf = searchable(model)
+        folder, gguf = peer_files(model)
         try:
             if name == "llama.cpp":
                 if gguf is None:
@@ -282,14 +281,6 @@ def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Com
         except PeerError as error:
             warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
     return found
-
-
-def searchable(model: str) -> tuple[Path, Path | None]:
-    """`peer_files` with the tokenizer and chat template in the folder, as other systems read it."""
-    folder, gguf = peer_files(model, PEERS_FOLDER / "models")
-    if gguf is not None and not (folder / "tokenizer_config.json").is_file():
-        TokenizerReader(GGUFFile(gguf)).read().save(folder)
-    return folder, gguf
 
 
 def vllm_command(label: str, folder: Path, *flags: str, **options: Any) -> Command:
