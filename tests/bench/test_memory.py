@@ -137,7 +137,7 @@ def test_an_arena_is_set_against_pools_of_their_own_which_do_all_their_work_too(
 @pytest.fixture
 def small(monkeypatch):
     """Two tiny problems, four beams, little memory."""
-    monkeypatch.setattr(searches, "BLOCKS", 512)
+    monkeypatch.setattr(search, "BLOCKS", 512)
     return make_workload("tiny-solver", limit=2, n=4, beam_width=2, max_depth=4)
 
 

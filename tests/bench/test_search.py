@@ -15,7 +15,7 @@ MATH = Path(__file__).parent.parent / "data" / "math500_sample.json"
 def rows() -> dict[str, Row]:
     """The smallest study: three problems, two seeds, four beams."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(searches, "BLOCKS", 2048)
+        patch.setattr(search, "BLOCKS", 2048)
         patch.setattr(search, "UNCACHED_PROBLEMS", 2)
         workload = make_workload("tiny-solver", limit=3, n=4, max_depth=3)
         return {row.name: row for row in tiny_rows(workload, 2)}

@@ -55,6 +55,7 @@ UNITS |= dict.fromkeys(("llm_s", "prm_s", "rest_s"), "s/problem")
 UNITS |= {"prm_over_ideal": "x", "peak_memory": "bytes"}
 HITS = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"  # prompt tokens
 Pair = tuple[TokenEngine, TokenEngine]  # LLM, PRM
+Systems = Mapping[str, str | None]  # by name, with the checkout that was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Measured:
         return found | dict(zip(("llm_hits", "prm_hits"), self.hits or ()))
 
 
-def chosen_systems(peer: str) -> dict[str, str | None]:
+def chosen_systems(peer: str) -> Systems:
     """Peers by name, each with the checkout that was given: "vllm-both,search-and-learn=PATH".
 
     ConfigError for another name, and for a checkout that is none.
@@ -108,7 +109,7 @@ def chosen_systems(peer: str) -> dict[str, str | None]:
 
 
 def rows_beside(
-    workload: SweepConfig, peers: Mapping[str, str | None], kv_memory: str, seeds: Sequence[int] = (0,)
+    workload: SweepConfig, peers: Systems, kv_memory: str, seeds: Sequence[int] = (0,)
 ) -> Iterator[Row]:
     """Each peer's rows, ours beside them, of a search a seed; a peer that fails is one row that
     says so.
