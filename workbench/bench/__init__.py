@@ -1,6 +1,8 @@
 """Benchmarks: how fast, how good, how sameness holds; one module a question, one record a run.
 
-Here is which sources a record is of, and so which records the code has changed under.
+Here is which sources a record is of, and so which records the code has changed under. A benchmark
+is a module with `run(**options) -> Iterator[Row]` and how it was run, MODE or `mode_of(settings)`;
+`workbench bench` (cli/tools.py) has its name and options, SOURCES what bears on its numbers.
 """
 
 from __future__ import annotations
