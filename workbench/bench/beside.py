@@ -150,7 +150,7 @@ def compared(
         sides = [[each[row] for each in system] for system in values]
         whole = [max(side) if row == "peak_memory" else median(side) for side in sides]
         if row in UNITS:
-            how = {"peer": label, "peers": sides[1], "less": row not in RATES}
+            how: dict[str, Any] = {"peer": label, "peers": sides[1], "less": row not in RATES}
             found = median_row(f"{row}@{name}", sides[0], UNITS[row], extremes=True, **how)
             yield replace(found, value=whole[0], peer_value=whole[1])
         else:
@@ -281,9 +281,9 @@ def by_search_and_learn(
     sizes |= {"num_iterations": workload.max_depth, "max_tokens": workload.max_step_tokens}
     sizes |= {"search_batch_size": 1} if workload.strategy == "beam_search" else {}
     sizes |= {"system_prompt": workload.system_prompt} if workload.system_prompt else {}
-    settings = {"checkout": str(source), "packages": str(home / "packages"), "config": sizes}
+    settings = {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES, "config": sizes}
     settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtypes()[-1]}
-    settings |= {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES}
+    settings |= {"checkout": str(source), "packages": str(home / "packages")}
     texts, every = [each.problem for each in sweep_problems(workload)], list[Measured]()
     with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings)) as peer:
         short = {"num_iterations": WARM_UP["max_depth"], "max_tokens": WARM_UP["max_step_tokens"]}

@@ -123,7 +123,8 @@ def run(
 
 def mode_of(given: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
-    mode = {"batch_invariant": True, "n": 16, "beam_width": 4, "block_size": BLOCK_SIZE}
+    mode: dict[str, Any] = {"batch_invariant": True, "n": 16, "beam_width": 4}
+    mode["block_size"] = BLOCK_SIZE
     if given["model"] != TINY:
         return mode
     config, (plan, _) = settings.sweep_config(given["profile"]), PLANS[given["profile"]]

@@ -64,8 +64,8 @@ def make_workload(
     if not tiny:
         own |= {"max_depth": 10, "max_step_tokens": 128, "system_prompt": SYSTEM_PROMPTS[PROMPT]}
     source = source or ("tiny" if tiny else "math500")
-    named = {"llm": llm, "prm": prm, "problems": source, "num_problems": limit}
-    return SweepConfig(**named | own | settings)
+    own |= {"llm": llm, "prm": prm, "problems": source, "num_problems": limit}
+    return SweepConfig(**own | settings)
 
 
 def searched(
@@ -127,8 +127,9 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
     llm, prm, profile = (settings[name] for name in ("llm", "prm", "profile"))
     if settings["peer"] is not None:
-        told = {"peer": ",".join(chosen_systems(settings["peer"])), "kv_memory": KV_MEMORY}
-        told |= {"reuse_partial_blocks": True, "problems": PEER_PROBLEMS[profile]}
+        told: dict[str, Any] = {"peer": ",".join(chosen_systems(settings["peer"]))}
+        told |= {"kv_memory": KV_MEMORY, "reuse_partial_blocks": True}
+        told |= {"problems": PEER_PROBLEMS[profile]}
         told |= {"repeats": settings["repeats"] or PEER_REPEATS[profile]}
         return told | sizes_of(make_workload(llm, prm, strategy=settings["strategy"]))
     if llm != TINY:

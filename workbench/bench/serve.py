@@ -425,12 +425,13 @@ async def ask(url: str, body: dict[str, object]) -> Answer:
     """One streamed completion, or GET /health where the body is empty."""
     answer, text = Answer(time.perf_counter()), json.dumps(body) if body else ""
     place, line = urlsplit(url), "POST /v1/completions" if body else "GET /health"
-    head = f"{line} HTTP/1.1\r\nHost: {place.hostname}\r\nConnection: close\r\n"
+    host, port = place.hostname or "127.0.0.1", place.port or 80
+    head = f"{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
     loop = asyncio.get_running_loop()
     try:
         _, client = await loop.create_connection(
-            lambda: _Client(answer, (head + text).encode()), place.hostname, place.port or 80
+            lambda: _Client(answer, (head + text).encode()), host, port
         )
         await client.ended
     except OSError:
