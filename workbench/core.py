@@ -209,7 +209,7 @@ class TokenEngine(Protocol):
     max_model_len: int
     tokenizer: Any  # workbench.tokenizer.Tokenizer or a look-alike
     fingerprint: str  # of the weights and the arithmetic: equal fingerprints give equal tokens
-    capabilities: frozenset[str]  # of "token_identity", "trace", "resplit", "forget"
+    capabilities: frozenset[str]  # "token_identity", "trace", "resplit", "forget"; a server's own
     architecture: str  # as the model's config names it
     value_outputs: int | None  # columns of its value head; None: a language model
 

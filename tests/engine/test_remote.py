@@ -1,6 +1,9 @@
-"""RemoteEngine against our own server, and against small ones that are down, slow or wrong."""
+"""RemoteEngine against our own server, and against small ones of each kind: as they answer by
+their documentation, and down, slow or wrong.
+"""
 
 import json
+import shutil
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -104,7 +107,7 @@ def test_what_it_lacks_is_refused_by_name(service, pair):
     """Before the server is asked, where that can be."""
     llm, prm = pair
     for setting, said in (
-        ({"forget_pruned": True}, f"capabilities of {SOLVER} are: none. Give forget_pruned=False"),
+        ({"forget_pruned": True}, f"capabilities of {SOLVER} are: ignore_eos, seeds, values. Give"),
         ({"problem_batching": "adaptive"}, f"asks how much room a cache has; {SOLVER}"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -117,7 +120,7 @@ def test_what_it_lacks_is_refused_by_name(service, pair):
         RemoteEngine(service.url, "tiny-solve", files=SOLVER)
     with pytest.raises(ModelError, match="not of one model"):
         RemoteEngine(service.url, SOLVER, files="smollm2-135m")
-    for given in ({"url": "127.0.0.1:8000"}, {"in_flight": 0}, {"timeout": 0.0}):
+    for given in ({"url": "127.0.0.1:8000"}, {"in_flight": 0}, {"timeout": 0.0}, {"kind": "tgi"}):
         with pytest.raises(ConfigError):
             RemoteEngine(**{"url": service.url, "model": SOLVER, **given})
 
@@ -136,9 +139,33 @@ def test_a_closed_engine_says_so(service):
 
 # -- servers that fail --
 
-FINE = {"model": SOLVER, "choices": [{"token_ids": [5, 6, 7, 8], "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 3}}  # fmt: skip
-FOUR = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+FOUR = SamplingParams(temperature=0, max_tokens=4)
+OWNERS = {"vllm": "vllm", "llama.cpp": "llamacpp", "sglang": "sglang"}
+KINDS = list(OWNERS)
+PLACES = {  # of the model, the prompt's tokens, the sampled tokens and how they ended
+    "vllm": ("model", "usage.prompt_tokens", "choices.0.token_ids", "choices.0.finish_reason"),
+    "llama.cpp": ("model", "tokens_evaluated", "tokens", "stop_type"),
+    "sglang": (None, "meta_info.prompt_tokens", "output_ids", "meta_info.finish_reason"),
+}
+FINE = {
+    "vllm": {"model": SOLVER, "choices": [{}], "usage": {}},
+    "llama.cpp": {"model": SOLVER, "timings": {}},
+    "sglang": {"meta_info": {}},
+}
+
+
+def fine(kind, ids=(5, 6, 7, 8), ended=None, prompt=3, model=SOLVER):
+    """What a server of this kind answers; ended: as it writes it, None: for length."""
+    if ended is None:
+        ended = {"vllm": "length", "llama.cpp": "limit", "sglang": {"type": "length"}}[kind]
+    told = json.loads(json.dumps(FINE[kind]))
+    for place, value in zip(PLACES[kind], (model, prompt, ids, ended), strict=True):
+        *path, last = (place or "unread").split(".")
+        there = told
+        for key in path:
+            there = there[int(key) if key.isdigit() else key]
+        there[last] = value
+    return told
 
 
 class Fake:
@@ -147,14 +174,23 @@ class Fake:
     An entry: a JSON object, (status, headers, body), seconds to wait, or "drop" the connection.
     """
 
-    def __init__(self, *script):
-        self.script, self.bodies = list(script), []
+    def __init__(self, *script, kind="vllm", **about):
+        self.script, self.paths, self.bodies, self.kind = list(script), [], [], kind
+        self.card = {"id": SOLVER, "max_model_len": 512, "owned_by": OWNERS.get(kind, kind)}
+        self.about = {"/props": {"default_generation_settings": {"n_ctx": 512}}} | {
+            "/server_info": {"max_req_input_len": 512, "enable_deterministic_inference": True}
+        }
+        self.about |= about
 
     def answer(self, handler, path, body):
         if path == "/v1/models":
-            return {"data": [{"id": SOLVER, "max_model_len": 512}]}
+            return {"data": [self.card]}
+        if path in self.about:
+            return self.about[path]
         if path == "/tokenize":
-            return {"tokens": self.tokens}
+            asked = "content" if self.kind == "llama.cpp" else "prompt"
+            return {"tokens": self.tokens if asked in body else []}
+        self.paths.append(path)
         self.bodies.append(body)
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
 
@@ -181,7 +217,7 @@ def served(fake, **how):
                 return
             if isinstance(told, float):
                 time.sleep(told)
-                told = FINE
+                told = fine(fake.kind)
             status, headers, text = told if isinstance(told, tuple) else (200, {}, told)
             text = text if isinstance(text, bytes) else json.dumps(text).encode()
             self.send_response(status)
@@ -216,10 +252,11 @@ def served(fake, **how):
 BUSY = (503, {"Retry-After": "0"}, {"error": {"message": "queue full"}})
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("trouble", ["drop", BUSY, (502, {}, b"gateway")])
-def test_what_passes_is_asked_again_and_answered_once(trouble):
+def test_what_passes_is_asked_again_and_answered_once(trouble, kind):
     """A connection lost in the middle, a busy server: the same body again, one output."""
-    fake = Fake(trouble, trouble, FINE)
+    fake = Fake(trouble, trouble, fine(kind), kind=kind)
     with served(fake) as engine:
         (output,) = engine.generate([[1, 2, 3]], FOUR)
         assert output.token_ids == (5, 6, 7, 8) and output.finish_reason == "length"
@@ -228,32 +265,38 @@ def test_what_passes_is_asked_again_and_answered_once(trouble):
         assert not engine.has_work
 
 
-def other(**changes):
-    return FINE | changes
+WRONG = [
+    ((200, {}, b"<html>"), "no JSON object"),
+    ([1], "no JSON object"),
+    ({}, "cannot be read"),
+    ({"model": "another"}, "for the model 'another'"),
+    ({"prompt": 4}, "and 4 tokens of prompt, not for 'tiny-solver' and 3"),
+    ({"ids": [5, 10**6]}, "token ids .* of a model with"),
+    ({"ids": ["5"]}, "token ids .* of a model with"),
+    ({"ids": None}, "cannot be read"),
+    ({"ids": [5], "ended": {"type": "abort"}}, "1 of 4 tokens .*abort"),
+    ((400, {}, {"error": {"message": "too long"}}), "refused with status 400.*too long"),
+    ((500, {}, b"oops"), "refused with status 500: oops"),
+    (1.0, "gave no answer, asked for 0.4 s"),
+]
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("kind", "answer", "said"),
     [
-        ((200, {}, b"<html>"), "no JSON object"),
-        ([1], "no JSON object"),
-        ({}, "cannot be read"),
-        (other(model="another"), "for the model 'another'"),
-        (other(usage={"prompt_tokens": 4}), "and 4 tokens of prompt, not for 'tiny-solver' and 3"),
-        (other(choices=[{"token_ids": [5, 10**6]}]), "token ids .* of a model with"),
-        (other(choices=[{"token_ids": ["5"]}]), "token ids .* of a model with"),
-        (other(choices=[{"token_ids": None}]), "cannot be read"),
-        (other(choices=[{"token_ids": [5], "finish_reason": "abort"}]), "1 of 4 tokens"),
-        ((400, {}, {"error": {"message": "too long"}}), "refused with status 400.*too long"),
-        ((500, {}, b"oops"), "refused with status 500: oops"),
-        (1.0, "gave no answer, asked for 0.4 s"),
+        (kind, *case)
+        for kind in KINDS
+        for case in WRONG
+        if (kind, case[0]) != ("sglang", {"model": "another"})  # it does not say
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_does_not_pass_is_a_named_error_and_the_engine_goes_on(answer, said):
+def test_what_does_not_pass_is_a_named_error_and_the_engine_goes_on(kind, answer, said):
     """Nothing else that is in flight is lost, and the next request is served."""
     how = {"timeout": 0.4} if isinstance(answer, float) else {}
-    with served(Fake(answer, FINE), in_flight=1, **how) as engine:
+    if isinstance(answer, dict) and answer:
+        answer = fine(kind, **answer)
+    with served(Fake(answer, fine(kind), kind=kind), in_flight=1, **how) as engine:
         first = engine.add([1, 2, 3], FOUR)
         second = engine.add([1, 2, 3], FOUR)
         found = {}
@@ -266,6 +309,85 @@ def test_what_does_not_pass_is_a_named_error_and_the_engine_goes_on(answer, said
         assert engine.generate([[1, 2, 3]], FOUR)[0].token_ids == (5, 6, 7, 8)
 
 
+def test_each_kind_is_asked_in_its_own_words():
+    """Every setting arrives, in the place and range that its documentation has for it."""
+    params = SamplingParams(
+        temperature=0.7, top_k=0, top_p=0.9, min_p=0.1, seed=2**63 + 5, stop=("\n\n",),
+        stop_token_ids=(34,), max_tokens=4,
+    )  # fmt: skip
+    common = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "stop": ["\n\n"]}
+    wanted = {
+        "vllm": ("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4, "top_k": 0,
+                                     "seed": 5 - 2**63, "stop_token_ids": [4, 34]}),
+        "llama.cpp": ("/completion", {"prompt": [1, 2, 3], "n_predict": 4, "top_k": 0,
+                                      "seed": (2**63 + 5) % (2**32 - 1), "return_tokens": True,
+                                      "samplers": ["temperature", "top_k", "top_p", "min_p"]}),
+        "sglang": ("/generate", {"max_new_tokens": 4, "top_k": -1, "sampling_seed": 5,
+                                 "stop_token_ids": [4, 34], "ignore_eos": False}),
+    }  # fmt: skip
+    for kind, (path, own) in wanted.items():
+        fake = Fake(fine(kind), kind=kind)
+        with served(fake) as engine:
+            assert engine.generate([[1, 2, 3]], params)[0].token_ids == (5, 6, 7, 8)
+            assert engine.max_model_len == 512
+        (body,) = fake.bodies
+        assert fake.paths == [path] and body.get("input_ids", [1, 2, 3]) == [1, 2, 3]
+        settings = body.get("sampling_params", body)
+        assert {name: settings.get(name) for name in common | own} == common | own
+        assert ("model" in body) == (kind == "vllm")
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_an_end_token_of_the_server_s_own_ends_a_request(kind):
+    """llama.cpp and SGLang hold for ends what our tokenizer does not; a text that ends is none."""
+    token, text = {"llama.cpp": ("eos", "word"), "sglang": (
+        {"type": "stop", "matched": 6}, {"type": "stop", "matched": "NaN happened"}
+    )}[kind]  # fmt: skip
+    with served(Fake(fine(kind, [5, 6], token), fine(kind, [5, 6], text), kind=kind)) as engine:
+        (output,) = engine.generate([[1, 2, 3]], FOUR)
+        assert (output.token_ids, output.finish_reason) == ((5, 6), "eos")
+        with pytest.raises(RemoteError, match=r"2 of 4 tokens .*no stop among them"):
+            engine.generate([[1, 2, 3]], FOUR)
+
+
+def judged(kind, found, prompt):
+    """What it answers to a request for labels after a prompt, probabilities by token id."""
+    if kind == "llama.cpp":
+        likely = [{"id": token, "prob": p} for token, p in found.items()]
+        told = {"completion_probabilities": [{"top_probs": likely}]}
+        return told | {"model": SOLVER, "tokens_evaluated": prompt}
+    logs = {token: float(np.log(p)) if isinstance(p, float) else None for token, p in found.items()}
+    rows = [[value, token, None] for token, value in logs.items()]
+    return {"meta_info": {"prompt_tokens": prompt, "output_token_ids_logprobs": [rows]}}
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_labels_are_scored_a_call_for_each_place(kind):
+    """Their odds are those of the server's probabilities, in the order asked for."""
+    fake = Fake(judged(kind, {9: 0.3, 5: 0.1}, 2), judged(kind, {5: 0.25, 9: 0.75}, 3), kind=kind)
+    with served(fake) as engine:
+        logits = engine.score([5, 6, 7], [1, 2], [5, 9]).logits
+    assert np.allclose(logits[:, 1] - logits[:, 0], np.log(3), atol=1e-6)
+    if kind == "llama.cpp":
+        assert [body["prompt"] for body in fake.bodies] == [[5, 6], [5, 6, 7]]
+        (one, bias), (other, same) = fake.bodies[0]["logit_bias"]
+        assert (one, other) == (5, 9) and bias == same >= 50
+        assert fake.bodies[0]["samplers"] == [] and fake.bodies[0]["post_sampling_probs"]
+    else:
+        assert [body["input_ids"] for body in fake.bodies] == [[5, 6], [5, 6, 7]]
+        assert fake.bodies[0]["token_ids_logprob"] == [5, 9] and fake.bodies[0]["return_logprob"]
+        assert fake.bodies[0]["sampling_params"]["temperature"] == 1.0
+
+
+@pytest.mark.parametrize("found", [{}, {5: 0.5}, {5: 0.5, 9: None}, {5: 0.5, 9: "x"}])
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_labels_that_are_no_probabilities_are_refused(kind, found):
+    """One that is missing, or no number."""
+    fake, said = Fake(judged(kind, found, 3), kind=kind), "cannot be read"
+    with served(fake) as engine, pytest.raises(RemoteError, match=said):
+        engine.score([5, 6, 7], [2], [5, 9])
+
+
 @pytest.mark.parametrize("scores", [[], [0.5], [0.5, 1.5], [0.5, None]])
 def test_scores_that_are_no_probabilities_are_refused(scores):
     """As many as positions, each in 0 to 1."""
@@ -275,12 +397,65 @@ def test_scores_that_are_no_probabilities_are_refused(scores):
         engine.score([5, 6, 7], [1, 2], [5, 9])
 
 
+@pytest.fixture(scope="module")
+def with_value_head(tmp_path_factory):
+    """A folder of the solver's tokenizer and config, which says it has a value head."""
+    from workbench.models.registry import EMBEDDED
+
+    folder = tmp_path_factory.mktemp("valued")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED / SOLVER / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["Qwen2ForProcessRewardModel"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def refused(error, said, kind, about=(), **how):
+    """No engine is made of such a server."""
+    with (
+        pytest.raises(error, match=said),
+        served(Fake({}, kind=kind, **dict(about)), **how),
+    ):
+        pass
+
+
+def test_values_of_a_head_are_vllm_s_alone(with_value_head):
+    """Read from /pooling; the other kinds are refused before anything is asked of them."""
+    told = {"model": SOLVER, "usage": {"prompt_tokens": 5}}
+    told |= {"data": [{"data": [[0.5, 0.5], [0.9, 0.1]]}, {"data": [[0.25, 0.75]]}]}
+    with served(Fake(told), files=with_value_head) as engine:
+        logits = engine.score([5, 6, 7], [1, 2], [0, 1]).logits
+    assert np.allclose(np.exp(logits), [[0.9, 0.1], [0.25, 0.75]])
+    for kind in KINDS[1:]:
+        refused(ModelError, f"no server of kind '{kind}' returns", kind, files=with_value_head)
+
+
+def test_the_kind_is_what_the_server_says_or_is_given():
+    """An owner that is not known is asked for, not guessed; so is what it lacks refused by name."""
+    refused(ConfigError, r"owned_by 'tgi'; give a kind of vllm, llama\.cpp, sglang", "tgi")
+    unsure = Fake(fine("llama.cpp"), kind="llama.cpp")
+    unsure.card["owned_by"] = None
+    with served(unsure, kind="llama.cpp") as engine:
+        assert engine.capabilities == {"seeds"}
+        assert engine.generate([[1, 2, 3]], FOUR)[0].token_ids == (5, 6, 7, 8)
+        with pytest.raises(RemoteError, match="has no ignore_eos; its capabilities: seeds"):
+            engine.generate([[1, 2, 3]], SamplingParams(temperature=0, ignore_eos=True))
+    with served(Fake({}, kind="sglang", **{"/server_info": {"max_req_input_len": 90}})) as engine:
+        assert engine.max_model_len == 90
+        with pytest.raises(RemoteError, match="has no seeds; its capabilities: ignore_eos"):
+            engine.generate([[1, 2, 3]], SamplingParams(temperature=0.5))
+    refused(RemoteError, "cannot be read", "llama.cpp", {"/props": {}})
+    refused(ModelError, "not of one model", "llama.cpp", files="smollm2-135m")
+
+
 def test_tokens_after_a_stop_are_cut():
     """A server that samples several tokens at a time may go beyond a stop."""
-    with served(Fake(FINE)) as engine:
-        params = SamplingParams(temperature=0, max_tokens=9, stop_token_ids=(6,))
-        (output,) = engine.generate([[1, 2, 3]], params)
-    assert output.token_ids == (5, 6) and output.finish_reason == "stop"
+    for kind in KINDS:
+        with served(Fake(fine(kind), kind=kind)) as engine:
+            params = SamplingParams(temperature=0, max_tokens=9, stop_token_ids=(6,))
+            (output,) = engine.generate([[1, 2, 3]], params)
+        assert output.token_ids == (5, 6) and output.finish_reason == "stop"
 
 
 def test_a_search_over_a_server_that_fails_ends_with_its_error(ours):
@@ -291,12 +466,49 @@ def test_a_search_over_a_server_that_fails_ends_with_its_error(ours):
         assert not engine.has_work
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_killed_in_a_search_leaves_what_was_answered(kind, ours, monkeypatch):
+    """They are those of the whole search; once the server is back the engine goes on with it."""
+    monkeypatch.setattr("workbench.engine.remote.FIRST_PAUSE", 0.01)
+
+    class Mortal(Fake):
+        is_dead = False
+
+        def answer(self, handler, path, body):
+            told = super().answer(handler, path, body)
+            if path not in ("/completion", "/generate", "/v1/completions"):
+                return told
+            prompt = body["input_ids"] if kind == "sglang" else body["prompt"]
+            how = body.get("sampling_params", body)
+            seed = how.get("seed", how.get("sampling_seed"))
+            named = {"vllm": "max_tokens", "llama.cpp": "n_predict", "sglang": "max_new_tokens"}
+            ids = [20 + seed % 7] * how[named[kind]]
+            return "drop" if self.is_dead else fine(kind, ids, prompt=len(prompt))
+
+    fake, settings = Mortal({}, kind=kind), {"min_problem_batch": 1, "max_step_tokens": 3}
+
+    def kill(progress):
+        fake.is_dead = progress.answered >= 1
+
+    with served(fake) as engine:
+        whole = search(engine, ours[1], **settings)
+        with pytest.raises(RemoteError, match="gave no answer, asked 5 times") as caught:
+            search(engine, ours[1], on_round=kill, **settings)
+        assert not engine.has_work and not ours[1].has_work
+        found, note = caught.value.result, caught.value.__notes__[0]
+        assert list(found.problems["problem_id"]) == list(whole.problems["problem_id"])[:1]
+        assert found.candidates["text"].tolist() == whole.candidates["text"].tolist()[:4]
+        assert note.startswith("1 of 3 problems were answered: see .result")
+        fake.is_dead = False
+        assert search(engine, ours[1], **settings).answers == whole.answers
+
+
 def test_a_server_that_is_down(monkeypatch):
     """It is asked a few times, with pauses between."""
     monkeypatch.setattr("workbench.engine.remote.FIRST_PAUSE", 0.01)
     with pytest.raises(RemoteError, match=r"asked 5 times; last: ConnectError"):
         RemoteEngine("http://127.0.0.1:9", SOLVER)
-    fake = Fake(FINE)
+    fake = Fake(fine("vllm"))
     with served(fake) as engine:
         url = engine.url
         assert engine.generate([[1, 2, 3]], FOUR)

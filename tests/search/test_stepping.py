@@ -120,3 +120,47 @@ def test_engines_record_to_their_own_whichever_searches_interrupts_left_in_them(
             search.round()
             assert (llm.recorder, llm.trace_name) == own
             assert (prm.recorder, prm.trace_name) == (None, "")
+
+
+@pytest.mark.parametrize("what", ["interrupt", "on_round", "engine", "none answered"])
+def test_what_ends_a_search_has_the_problems_answered_before(given, what):
+    """Each as the whole search has it, its trace too; the engines go on as if nothing had been."""
+    problems, answered = load_problems("tiny", limit=4), 0 if what == "none answered" else 2
+    whole, engines = run_search(problems, **given()), given()
+    llm = engines["llm"]
+
+    def stop(progress):
+        if progress.answered >= answered and what != "engine":
+            raise KeyboardInterrupt if what == "interrupt" else RuntimeError("enough")
+        if progress.answered >= answered:
+            llm.fail_on = len(llm.asked)
+
+    with pytest.raises((KeyboardInterrupt, RuntimeError, MemoryError)) as caught:
+        run_search(problems, on_round=stop, **engines)
+    found, (note,) = caught.value.result, caught.value.__notes__
+    kept = [] if found is None else list(found.problems["problem_id"])
+    assert note.startswith(f"{len(kept)} of 4 problems were answered")
+    assert bool(kept) == bool(answered) and len(kept) < 4
+    if kept:
+        assert "sys.last_value.result" in note and found.throughput.problems == len(kept)
+        for name in ("problems", "candidates", "tree"):
+            mine, other = getattr(found, name), getattr(whole, name)
+            other = other[other["problem_id"].isin(kept)].reset_index(drop=True)
+            varying = [c for c in mine if c in ("run_id", "seconds")]
+            assert mine.drop(columns=varying).equals(other.drop(columns=varying)), name
+        assert len(found.trace.nodes) == len(found.tree) and len(found.trace.steps)
+    llm.fail_on = None
+    assert tree(run_search(problems, **engines)) == tree(whole)
+
+
+def test_a_partial_result_is_there_while_the_search_goes_on(given):
+    """Asked for between rounds it changes nothing of what comes."""
+    problems, search = load_problems("tiny", limit=4), None
+    whole = tree(run_search(problems, **given()))
+    search, sizes = Search(problems, **given()), set()
+    with pytest.raises(ConfigError, match="0 of 4 problems"):
+        search.result(partial=True)
+    while search.round():
+        if search.progress.answered:
+            sizes.add(len(search.result(partial=True).problems))
+    assert min(sizes) < 4 and tree(search.result()) == whole

@@ -41,7 +41,8 @@ PROFILES = {"quick": 1.0, "default": 20.0, "full": 120.0}  # minutes
 PROBLEMS, SEEDS, LEAST, LONGEST = 4, 3, 4, 384
 FLOORS = 2  # memory, in what the longest request of each model needs
 PAUSE_S = 0.02  # between re-splits, at most
-MOST_GROWTH, ENOUGH = 0.05, 25  # of resident memory; searches in a quarter of the run
+MOST_GROWTH = 0.05  # of resident memory, where a quarter of the run has ENOUGH searches
+ENOUGH = 25
 MODE = {"batch_invariant": True, "problems": PROBLEMS, "seeds": SEEDS, "memory_floors": FLOORS}
 
 

@@ -1,4 +1,4 @@
-"""An engine that is a server: vLLM's endpoints (0.32 was tried), which `workbench serve` has too.
+"""An engine that is a server: vLLM's, `workbench serve`, llama.cpp's or SGLang's.
 
 Prompts and answers are token ids, so nothing is tokenised twice and no chat template of the server
 enters. Requests are in flight at once, from an event loop in a thread; each is a pure function of
@@ -13,15 +13,17 @@ import re
 import secrets
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import httpx
 import numpy as np
 
-from workbench.core import RequestOutput, Sequence
+from workbench.core import RequestOutput, SamplingParams, Sequence
 from workbench.engine.foreign import ForeignEngine, Ids, Logits
 from workbench.errors import ConfigError, ModelError, RemoteError, WorkbenchError, nearest
 from workbench.models.registry import DUMMY, find_model, open_source
@@ -29,10 +31,14 @@ from workbench.models.registry import DUMMY, find_model, open_source
 TRIES = 5  # of a request whose connection fails
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds before the second try, then twice as long each
 BUSY = (429, 502, 503, 504)  # statuses of a server that may answer later
-MOST_ITEMS = 128  # of one scoring request
 LEAST = 1e-38  # of a probability whose logarithm is taken
+BIAS = 100.0  # in nats: labels so much less likely than another token are still found
+FILTERS = ("temperature", "top_k", "top_p", "min_p")
+# else a server takes those of the model's generation_config
+NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 PROBE = "Compute 7-3+12.\n\n## Step 1: \\boxed{été}"
 Answer = Mapping[str, Any]
+Sampled = tuple[list[Any], int | None, Any]  # of ServerKind.sample
 
 
 class Connection:
@@ -128,16 +134,230 @@ def _object(where: str, response: httpx.Response) -> Answer:
     return told
 
 
+class ServerKind(ABC):
+    """One kind of server: what it is asked about a model, and how its answers are read.
+
+    capabilities: of "seeds" (by which it samples), "ignore_eos", "values" (of a value head).
+    counted: keys of an answer's prompt tokens. most_places: of one call for scores.
+    """
+
+    capabilities: frozenset[str]
+    counted: tuple[str, ...]
+    most_places = 1
+
+    def __init__(self, name: str, server: Connection, model: str) -> None:
+        self.name, self._server, self.model = name, server, model
+
+    def wrong(self, what: str | Exception) -> RemoteError:
+        """The error for an answer that is wrong, or whose reading raised this."""
+        if isinstance(what, Exception):
+            what = f"what cannot be read ({type(what).__name__}: {what})"
+        asked = f"It is asked as a server of kind {self.name!r}; give kind= where it is another."
+        return RemoteError(f"{self._server.url} answered {what}. {asked}")
+
+    async def _asked(self, path: str, prompt_tokens: int, body: Answer) -> Answer:
+        """An answer by this model, to as many prompt tokens as it was sent."""
+        told = used = await self._server.ask(path, body)
+        for key in self.counted:
+            used = used[key]
+        model = told.get("model", self.model)  # not every kind says it
+        if model != self.model or used != prompt_tokens:
+            raise self.wrong(f"for the model {model!r:.100} and {used} tokens of prompt, not for "
+                             f"{self.model!r} and {prompt_tokens}")  # fmt: skip
+        return told
+
+    async def longest(self, card: Answer) -> Any:
+        """Tokens of a request at most, if it says so. card: of /v1/models."""
+        return card.get("max_model_len")
+
+    async def tokens(self, text: str) -> Any:
+        """Those of a text, without special ones around it."""
+        asked = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        return (await self._server.ask("/tokenize", asked))["tokens"]
+
+    @abstractmethod
+    async def sample(self, prompt: list[int], params: SamplingParams) -> Sampled:
+        """Tokens to the first stop or beyond, at most max_tokens; how many of the prompt were
+        cached; what ended it: "eos", an end token of its own, else in its words. stop_token_ids has
+        the model's end tokens, unless ignore_eos.
+        """
+
+    @abstractmethod
+    async def labels(self, ids: list[int], places: Ids, columns: Ids) -> Any:
+        """Probabilities [places, columns] of tokens after each place, up to a factor of its own."""
+
+    async def values(self, ids: list[int], places: Ids) -> Any:
+        """Probabilities [places, outputs] of a value head, where the kind is capable of them."""
+        raise AssertionError(f"{self.name} was asked for values")
+
+
+class Vllm(ServerKind):
+    """vLLM's endpoints (0.32 was tried), which `workbench serve` has too."""
+
+    capabilities = frozenset({"seeds", "ignore_eos", "values"})
+    counted = ("usage", "prompt_tokens")
+    most_places = 128
+
+    async def sample(self, prompt: list[int], params: SamplingParams) -> Sampled:
+        told = await self._asked("/v1/completions", len(prompt), {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": params.max_tokens,
+            **{name: getattr(params, name) for name in FILTERS},
+            **NO_PENALTIES,
+            "seed": (params.seed + 2**63) % 2**64 - 2**63,  # int64, the same bits
+            "stop": list(params.stop),
+            "stop_token_ids": list(params.stop_token_ids),
+            "ignore_eos": True,  # whose ids are among the stop ids
+            "return_token_ids": True,
+        })  # fmt: skip
+        choice, details = told["choices"][0], told["usage"].get("prompt_tokens_details") or {}
+        return choice["token_ids"], details.get("cached_tokens"), choice.get("finish_reason")
+
+    async def labels(self, ids: list[int], places: Ids, columns: Ids) -> Any:
+        """By /generative_scoring: of two columns, between them; of others, in the vocabulary, a
+        call for each.
+        """
+        start = places[0]
+        items = [ids[start : place + 1] for place in places]
+        asked = {"model": self.model, "query": ids[:start], "items": items}
+        sent = len(items) * start + sum(map(len, items))
+
+        async def of(labels: list[int], among: bool) -> Any:
+            how = {"label_token_ids": labels, "apply_softmax": among}
+            told = await self._asked("/generative_scoring", sent, asked | how)
+            return _probabilities([[each["score"]] for each in told["data"]], len(places), 1)
+
+        if len(columns) == 2:
+            first = await of([*columns], True)
+            return np.concatenate([first, 1 - first], axis=1)
+        return np.concatenate([await of([column], False) for column in columns], axis=1)
+
+    async def values(self, ids: list[int], places: Ids) -> Any:
+        """By /pooling, of the last token of each beginning."""
+        beginnings = [ids[: place + 1] for place in places]
+        asked = {"input": beginnings, "task": "token_classify", "encoding_format": "float"}
+        sent = sum(map(len, beginnings))
+        told = await self._asked("/pooling", sent, {"model": self.model} | asked)
+        return [each["data"][-1] for each in told["data"]]
+
+
+class LlamaCpp(ServerKind):
+    """llama.cpp's own endpoints; tried with the server of xllamacpp 2026.10.11549.
+
+    It stops at texts and at what it holds for end tokens, not at other ids: what comes after one is
+    cut. Batches and its prefix cache change its arithmetic, so a seed's tokens may differ.
+    """
+
+    capabilities = frozenset({"seeds"})
+    counted = ("tokens_evaluated",)
+
+    async def longest(self, card: Answer) -> Any:
+        return (await self._server.ask("/props"))["default_generation_settings"]["n_ctx"]
+
+    async def tokens(self, text: str) -> Any:
+        asked = {"content": text, "add_special": False}
+        return (await self._server.ask("/tokenize", asked))["tokens"]
+
+    async def sample(self, prompt: list[int], params: SamplingParams) -> Sampled:
+        told = await self._asked("/completion", len(prompt), {
+            "prompt": prompt,
+            "n_predict": params.max_tokens,
+            **{name: getattr(params, name) for name in FILTERS},
+            "samplers": list(FILTERS),  # in this order, and no others
+            "seed": params.seed % (2**32 - 1),  # 2**32 - 1 is a random one
+            "stop": list(params.stop),
+            "return_tokens": True,
+        })  # fmt: skip
+        return told["tokens"], told.get("timings", {}).get("cache_n"), told["stop_type"]
+
+    async def labels(self, ids: list[int], places: Ids, columns: Ids) -> Any:
+        """By /completion: a large bias, the same for all, makes them the likeliest tokens, and
+        leaves the odds between them.
+        """
+        told = await self._asked("/completion", places[0] + 1, {
+            "prompt": ids[: places[0] + 1],
+            "n_predict": 1,
+            "n_probs": len(columns),
+            "post_sampling_probs": True,
+            "samplers": [],
+            "logit_bias": [[column, BIAS] for column in columns],
+        })  # fmt: skip
+        likely = told["completion_probabilities"][0]["top_probs"]
+        found = {each["id"]: each["prob"] for each in likely}
+        return [[found[column] for column in columns]]
+
+
+class Sglang(ServerKind):
+    """SGLang's own endpoints, as its sources of 2026 have them: there was none to try.
+
+    It samples by seed where it was started with --enable-deterministic-inference. Of requests with
+    ignore_eos it does not know the stop ids: what comes after one is cut.
+    """
+
+    capabilities = frozenset({"ignore_eos"})
+    counted = ("meta_info", "prompt_tokens")
+
+    async def longest(self, card: Answer) -> Any:
+        """As it says beside whether it takes seeds."""
+        told = await self._server.ask("/server_info")
+        if told.get("enable_deterministic_inference"):
+            self.capabilities |= {"seeds"}
+        return told.get("max_req_input_len")
+
+    async def sample(self, prompt: list[int], params: SamplingParams) -> Sampled:
+        told = await self._asked("/generate", len(prompt), {
+            "input_ids": prompt,
+            "sampling_params": {
+                "max_new_tokens": params.max_tokens,
+                **{name: getattr(params, name) for name in FILTERS},
+                "top_k": params.top_k or -1,
+                **NO_PENALTIES,
+                "sampling_seed": params.seed % 2**31,
+                "stop": list(params.stop),
+                "stop_token_ids": list(params.stop_token_ids),
+                "ignore_eos": params.ignore_eos,
+                "no_stop_trim": True,
+            },
+        })  # fmt: skip
+        meta = told["meta_info"]
+        ended = meta["finish_reason"]
+        if ended["type"] == "stop" and isinstance(ended["matched"], int):
+            ended = "eos"
+        return told["output_ids"], meta.get("cached_tokens"), ended
+
+    async def labels(self, ids: list[int], places: Ids, columns: Ids) -> Any:
+        """By /generate, of the first token that is generated: over the likeliest column's."""
+        plain = {"max_new_tokens": 1, "temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
+        told = await self._asked("/generate", places[0] + 1, {
+            "input_ids": ids[: places[0] + 1],
+            "sampling_params": plain | NO_PENALTIES,
+            "return_logprob": True,
+            "token_ids_logprob": list(columns),
+        })  # fmt: skip
+        first = told["meta_info"]["output_token_ids_logprobs"][0]
+        found = {token: logprob for logprob, token, *_ in first}
+        likely = np.array([found[column] for column in columns], np.float64)
+        return np.exp(likely - likely.max())
+
+
+KINDS: dict[str, type[ServerKind]] = {"vllm": Vllm, "llama.cpp": LlamaCpp, "sglang": Sglang}
+OWNERS = {"vllm": "vllm", "workbench": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang"}
+"""Kinds by the owned_by of /v1/models."""
+
+
 class RemoteEngine(ForeignEngine):
-    """A model that a server of vLLM's endpoints serves; one engine for one model.
+    """A model that a server serves; one engine for one model.
 
     url: "http://host:8000". model: as the server names it. files: the same model by a name that
-    Engine knows, of which config and tokenizer are read here; None: `model` is one. in_flight:
-    requests that the server has at a time. timeout: seconds to an answer. Scores are logarithms of
-    probabilities: logits up to a constant for each position. Nothing is known of the server's
-    weights and arithmetic, so no two engines have the same fingerprint. Raises RemoteError for a
-    server that cannot be asked, ModelError for a model that it does not serve, or serves with
-    another tokenizer. A request that fails ends with a RemoteError in `.error`.
+    Engine knows, of which config and tokenizer are read here; None: `model` is one. kind: "vllm"
+    (and `workbench serve`), "llama.cpp" or "sglang"; None: the server is asked. `capabilities` are
+    those of the kind, and what it lacks is refused. in_flight: requests that the server has at a
+    time. timeout: seconds to an answer. Scores are logarithms of probabilities: logits up to a
+    constant for each position. Nothing is known of the server's weights and arithmetic, so no two
+    engines have the same fingerprint. Raises RemoteError for a server that cannot be asked,
+    ModelError for a model that it does not serve, or serves with another tokenizer. A request that
+    fails ends with a RemoteError in `.error`.
     """
 
     def __init__(
@@ -146,6 +366,7 @@ class RemoteEngine(ForeignEngine):
         model: str,
         *,
         files: str | None = None,
+        kind: str | None = None,
         api_key: str | None = None,
         in_flight: int = 64,
         timeout: float = 300.0,
@@ -167,7 +388,8 @@ class RemoteEngine(ForeignEngine):
         self._news = threading.Event()
         self.fingerprint = f"remote/{self.url}/{model}/{secrets.token_hex(4)}"
         try:
-            self._require_served(max_model_len)
+            served = self._require_served(kind, max_model_len)
+            self._kind: ServerKind = self._server.start(served).result()
         except BaseException:
             self.close()
             raise
@@ -178,9 +400,9 @@ class RemoteEngine(ForeignEngine):
         self._held.clear()
         self._end()
 
-    def _require_served(self, max_model_len: int | None) -> None:
-        """The server has this model, with this tokenizer; how long its requests may be."""
-        listed = self._server.start(self._server.ask("/v1/models")).result()
+    async def _require_served(self, kind: str | None, max_model_len: int | None) -> ServerKind:
+        """The server's kind, once it has this model with this tokenizer; notes what that can do."""
+        listed = await self._server.ask("/v1/models")
         try:
             cards = {str(card["id"]): card for card in listed["data"]}
         except (KeyError, TypeError) as error:
@@ -191,19 +413,36 @@ class RemoteEngine(ForeignEngine):
                 f"Served: {', '.join(cards) or 'nothing'}; files= names the files of a model that "
                 "is served under another name."
             )
-        lengths = [max_model_len, cards[self.name].get("max_model_len")]
+        card = cards[self.name]
+        named = OWNERS.get(str(card.get("owned_by"))) if kind is None else kind
+        if named not in KINDS:
+            raise ConfigError(
+                f"kind is {kind!r}, and {self.url} says owned_by {card.get('owned_by')!r}; give a "
+                f"kind of {', '.join(KINDS)}."
+            )
+        found = KINDS[named](named, self._server, self.name)
+        if self.value_outputs is not None and "values" not in found.capabilities:
+            raise ModelError(
+                f"{self.name!r} has a value head, whose values no server of kind {named!r} "
+                "returns; serve it with vLLM."
+            )
+        try:
+            lengths = [max_model_len, await found.longest(card)]
+            theirs = await found.tokens(PROBE)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise found.wrong(error) from error
         self.max_model_len = min((n for n in lengths if isinstance(n, int)), default=0)
         if self.max_model_len < 2:
             raise ConfigError(f"max_model_len is {lengths} (given, served); give 2 or more.")
-        body = {"model": self.name, "prompt": PROBE, "add_special_tokens": False}
-        told = self._server.start(self._server.ask("/tokenize", body)).result()
         ours = self.tokenizer.encode(PROBE, add_special_tokens=False)
-        if told.get("tokens") != ours:
+        if theirs != ours:
             raise ModelError(
-                f"{self.url} writes {PROBE!r} as tokens {told.get('tokens')!r:.100}, the tokenizer "
-                f"of {self.name!r} here as {ours!r:.100}: they are not of one model. Give files= "
+                f"{self.url} writes {PROBE!r} as tokens {theirs!r:.100}, the tokenizer of "
+                f"{self.name!r} here as {ours!r:.100}: they are not of one model. Give files= "
                 "the model that is served."
             )
+        self.capabilities = found.capabilities
+        return found
 
     # -- requests --
 
@@ -216,7 +455,7 @@ class RemoteEngine(ForeignEngine):
             output = await work(sequence)
         except Exception as error:
             if not isinstance(error, WorkbenchError):
-                error = self._wrong(f"what cannot be read ({type(error).__name__}: {error})")
+                error = self._kind.wrong(error)
             output = RequestOutput(number, (), "", "error", error=error)
         self._done[number] = output
         self._news.set()
@@ -237,41 +476,21 @@ class RemoteEngine(ForeignEngine):
             future.cancel()
         super().abort(request_id)
 
-    async def _asked(self, path: str, prompt_tokens: int, body: Mapping[str, Any]) -> Answer:
-        """An answer by this model, to as many prompt tokens as it was sent."""
-        told = await self._server.ask(path, {"model": self.name, **body})
-        used, model = told["usage"]["prompt_tokens"], told.get("model")
-        if model != self.name or used != prompt_tokens:
-            raise self._wrong(f"for the model {model!r:.100} and {used} tokens of prompt, not for "
-                              f"{self.name!r} and {prompt_tokens}")  # fmt: skip
-        return told
-
-    def _wrong(self, what: str) -> RemoteError:
-        return RemoteError(f"{self.url} answered {what}. Is it a server in vLLM's shapes?")
-
     async def _sample(self, sequence: Sequence) -> RequestOutput:
-        """Tokens by /v1/completions; where they end, our own conditions say."""
+        """Tokens from the server; where they end, our own conditions say."""
         params, prompt = sequence.params, list(sequence.token_ids)
         assert params is not None
-        if params.logprobs is not None:
-            raise RemoteError(f"{self!r} returns no logprobs; leave them out.")
-        same = ("temperature", "top_p", "top_k", "min_p")
+        wanted = {"logprobs": params.logprobs is not None, "seeds": params.temperature > 0}
+        for name, is_wanted in (wanted | {"ignore_eos": params.ignore_eos}).items():
+            if is_wanted and name not in self.capabilities:
+                able = ", ".join(sorted(self.capabilities)) or "none"
+                raise RemoteError(f"{self!r} has no {name}; its capabilities: {able}.")
         last, eos = self._last(sequence), () if params.ignore_eos else self.tokenizer.eos_ids
-        told = await self._asked("/v1/completions", len(prompt), {
-            "prompt": prompt,
-            "max_tokens": last - len(prompt),
-            **{name: getattr(params, name) for name in same},
-            # else a server takes those of the model's generation_config
-            "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-            "seed": (params.seed + 2**63) % 2**64 - 2**63,  # int64, the same bits
-            "stop": list(params.stop),
-            "stop_token_ids": sorted({*params.stop_token_ids, *eos}),
-            "ignore_eos": True,  # whose ids are among the stop ids
-            "return_token_ids": True,
-        })  # fmt: skip
-        ids = told["choices"][0]["token_ids"]
+        stops, most = tuple(sorted({*params.stop_token_ids, *eos})), last - len(prompt)
+        asked = replace(params, max_tokens=most, stop_token_ids=stops)
+        ids, cached, ended = await self._kind.sample(prompt, asked)
         if any(type(k) is not int or not 0 <= k < self._vocab for k in ids):
-            raise self._wrong(f"token ids {ids!r:.200} of a model with {self._vocab}")
+            raise self._kind.wrong(f"token ids {ids!r:.200} of a model with {self._vocab}")
         reason = None
         self._stops.add(sequence.request_id, params)
         for token in ids:  # a server may have sampled on before it saw the stop
@@ -281,53 +500,30 @@ class RemoteEngine(ForeignEngine):
                 break
         self._stops.remove(sequence.request_id)
         if reason is None and len(sequence.token_ids) < last:
-            ended = told["choices"][0].get("finish_reason")
-            most = last - len(prompt)
-            raise self._wrong(f"{len(ids)} of {most} tokens ({ended!r}), and no stop among them")
-        details = told["usage"].get("prompt_tokens_details") or {}
-        return self._sampled(sequence, reason or "length", details.get("cached_tokens"))
+            reason = ended
+            if ended != "eos":
+                told = f"{len(ids)} of {most} tokens ({ended!r}), and no stop among them"
+                raise self._kind.wrong(told)
+        return self._sampled(sequence, reason or "length", cached)
 
     async def _score(self, sequence: Sequence) -> RequestOutput:
-        score, ids = sequence.score, sequence.token_ids
+        score, ids, outputs = sequence.score, sequence.token_ids, self.value_outputs
         assert score is not None
-        read = self._labels if self.value_outputs is None else self._values
-        places, parts = score.positions, list[Logits]()
-        for first in range(0, len(places), MOST_ITEMS):
-            some = places[first : first + MOST_ITEMS]
-            parts.append(np.log(np.maximum(await read(ids, some, score.columns), LEAST)))
+        places, columns, parts = score.positions, list(score.columns), list[Logits]()
+        for first in range(0, len(places), self._kind.most_places):
+            some = places[first : first + self._kind.most_places]
+            if outputs is None:
+                labels = await self._kind.labels(ids, some, columns)
+                found = _probabilities(labels, len(some), len(columns))
+            else:
+                values = await self._kind.values(ids, some)
+                found = _probabilities(values, len(some), outputs)
+                if outputs == 1:  # a sigmoid: the odds, whose logarithm is the value
+                    found = found / np.maximum(1 - found, LEAST)
+                found = found[:, columns]
+            parts.append(np.log(np.maximum(found, LEAST)))
         logits: Logits = np.concatenate(parts).astype(np.float32)
         return RequestOutput(sequence.request_id, (), "", "score", None, logits=logits)
-
-    async def _labels(self, ids: list[int], places: Ids, columns: Ids) -> Logits:
-        """Probabilities [places, columns] of next tokens by /generative_scoring: of two columns,
-        between them; of others, in the vocabulary, a call for each.
-        """
-        start = places[0]
-        items = [ids[start : place + 1] for place in places]
-        asked = {"query": ids[:start], "items": items}
-        sent = len(items) * start + sum(map(len, items))
-
-        async def of(labels: list[int], among: bool) -> Logits:
-            how = {"label_token_ids": labels, "apply_softmax": among}
-            told = await self._asked("/generative_scoring", sent, asked | how)
-            return _probabilities([[each["score"]] for each in told["data"]], len(places), 1)
-
-        if len(columns) == 2:
-            first = await of([*columns], True)
-            return np.concatenate([first, 1 - first], axis=1)
-        return np.concatenate([await of([column], False) for column in columns], axis=1)
-
-    async def _values(self, ids: list[int], places: Ids, columns: Ids) -> Logits:
-        """Probabilities [places, columns] by /pooling, of the last token of each beginning."""
-        beginnings = [ids[: place + 1] for place in places]
-        body = {"input": beginnings, "task": "token_classify", "encoding_format": "float"}
-        told = await self._asked("/pooling", sum(map(len, beginnings)), body)
-        last = [each["data"][-1] for each in told["data"]]
-        assert self.value_outputs is not None
-        found = _probabilities(last, len(places), self.value_outputs)
-        if self.value_outputs == 1:  # a sigmoid: the odds, whose logarithm is the value
-            found = found / np.maximum(1 - found, LEAST)
-        return found[:, list(columns)]
 
 
 def _probabilities(given: Any, rows: int, columns: int) -> Any:

@@ -41,9 +41,7 @@ class EnergyMeter:
             if not (_text(file) and wrap):
                 self._counters.clear()
                 return f"{file} must not be read (root may allow it: chmod a+r)"
-            self._counters.append(
-                (partial(lambda each: int(each.read_text()), file), int(wrap) + 1)
-            )
+            self._counters.append((partial(_count, file), int(wrap) + 1))
         return f"RAPL, packages: {len(packages)}" if packages else f"no RAPL in {_POWERCAP}"
 
     def _open_gpu(self, uuid: str) -> str:
@@ -60,6 +58,10 @@ class EnergyMeter:
         read = pynvml.nvmlDeviceGetTotalEnergyConsumption  # millijoules
         self._counters.append((lambda: 1000 * read(handle), 2**64))
         return "NVML"
+
+
+def _count(file: Path) -> int:
+    return int(file.read_text())
 
 
 def _text(file: Path) -> str:

@@ -416,7 +416,7 @@ def strategy_runs(config: SweepConfig, plan: StrategyPlan) -> list[RunSpec]:
     sizes, most = zip(plan.beam_counts, plan.problem_counts), max(plan.problem_counts)
 
     def run(seed: int, n: int, count: int, name: str) -> RunSpec:
-        own = {"strategy": name, "n": n, "num_problems": most if name in VOTE_ONLY else count}
+        own: Any = {"strategy": name, "n": n, "num_problems": most if name in VOTE_ONLY else count}
         return make_run(config, THESIS_SHARE, seed, setting=f"{name}-n{n}", **own)
 
     cells = product(config.seeds[: plan.num_seeds], sizes, STRATEGIES)

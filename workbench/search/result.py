@@ -26,7 +26,7 @@ SHOWN = ["problem_id", "level", "answer", "predicted", "correct", "tokens", "ite
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SearchResult:
-    """A finished search.
+    """A finished search, or what was answered of one that ended before its time.
 
     problems: one row a problem, in the order given: run_id, problem_id, level, subject, problem,
         answer, predicted, correct (NA without a reference answer), tokens (sampled), iterations,

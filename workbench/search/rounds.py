@@ -72,6 +72,7 @@ class ActiveSearch:
         self.outcome: Outcome | None = None
         self.admitted_s = 0.0
         self.answered_s = 0.0
+        self.is_answered = False
         self.request: Generate | Score | None = None
         self.steps: list[Step | None] = []
         self.served = True  # by the engine that `request` is for; False until it is queued
@@ -110,6 +111,7 @@ class ActiveSearch:
         self.answered_s = now_s
         self.scores.finish()
         self.prompt, self.steps = [], []
+        self.is_answered = True
 
 
 class WorkClock:

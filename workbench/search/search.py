@@ -158,8 +158,8 @@ class Search:
     def round(self) -> bool:
         """Play one round; whether there is more to do.
 
-        What an engine or on_round raises ends the search: its requests are aborted, and both
-        engines stay usable.
+        What an engine or on_round raises ends the search: its requests are aborted, both engines
+        stay usable, and what was answered before is in `result(partial=True)`.
         """
         rounds, recorder = self._rounds, self._recorder
         try:
@@ -191,24 +191,40 @@ class Search:
         return self._rounds.progress
 
     def play(self) -> SearchResult:
-        """Play every round that is left; the result."""
-        while self.round():
-            pass
-        return self.result()
+        """Play every round that is left; the result.
 
-    def result(self) -> SearchResult:
-        """Answers, tree and measurements. Raises ConfigError while problems are not answered."""
+        An error or interrupt that ends it has as `.result` that of the problems answered by then
+        (None: there is none), and a note that says how many these are.
+        """
+        try:
+            while self.round():
+                pass
+            return self.result()
+        except BaseException as error:
+            done = sum(search.is_answered for search in self._searches)
+            error.result = self.result(partial=True) if done else None  # type: ignore[attr-defined]
+            where = ": see .result (in a notebook: sys.last_value.result)" if done else ""
+            error.add_note(f"{done} of {len(self._searches)} problems were answered{where}.")
+            raise
+
+    def result(self, *, partial: bool = False) -> SearchResult:
+        """Answers, tree and measurements; partial: of the problems answered by now (throughput and
+        trace tell of all). Raises ConfigError while problems are not answered; partial: none is.
+        """
         rounds = self._rounds
-        if rounds.answered < len(self._searches):
+        answered = [search for search in self._searches if search.is_answered]
+        if not answered or (len(answered) < len(self._searches) and not partial):
             raise ConfigError(
-                f"{rounds.answered} of {len(self._searches)} problems are answered; call round() "
-                "until it returns False, or start anew a search that was stopped."
+                f"{len(answered)} of {len(self._searches)} problems are answered; call round() "
+                "until it returns False, start anew a search that was stopped, or take "
+                "result(partial=True) once there are some."
             )
         if self._result is not None:
             return self._result
         recorder, voting = self._recorder, self.config.voting
         problems, candidates, steps = list[Row](), list[Row](), list[Step]()
-        for search in self._searches:
+        recorder.node_rows.clear()
+        for search in answered:
             assert search.outcome is not None
             beams, problem = search.outcome.beams, search.problem
             answers = [extract_answer(beam.text) for beam in beams]
@@ -257,7 +273,7 @@ class Search:
             recorder.node_rows += search.tree.rows(recorder.run_id, search.problem.id)
             steps += [node.step for node in search.tree]
         trace = recorder.trace()
-        self._result = SearchResult(
+        result = SearchResult(
             problems=pd.DataFrame(problems).astype({"correct": "boolean", "level": "Int64"}),
             candidates=pd.DataFrame(candidates),
             tree=trace.nodes.assign(
@@ -268,7 +284,9 @@ class Search:
             trace=trace,
             voting=voting,
         )
-        return self._result
+        if len(answered) == len(self._searches):
+            self._result = result
+        return result
 
 
 def run_search(
@@ -282,7 +300,11 @@ def run_search(
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> SearchResult:
-    """Search every problem; answers, tree and measurements in one result. Arguments: see Search."""
+    """Search every problem; answers, tree and measurements in one result. Arguments: see Search.
+
+    Whatever ends it before its time (Ctrl-C, an engine that fails, a server that is gone), what is
+    raised has as `.result` the SearchResult of the problems answered by then, or None.
+    """
     return Search(
         problems,
         llm=llm,
