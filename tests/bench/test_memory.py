@@ -152,9 +152,9 @@ def test_with_reuse_the_prm_computes_what_is_distinct(small):
 
 def test_two_different_searches_are_not_compared(small, monkeypatch):
     """Guards the rows: tokens saved mean nothing if the search has become another."""
-    searched, seeds = search.Workload.search, iter((0, 1))
-    other = lambda self, llm, prm, seed: searched(self, llm, prm, next(seeds))  # noqa: E731
-    monkeypatch.setattr(search.Workload, "search", other)
+    searched, seeds = search.searched, iter((0, 1))
+    other = lambda workload, llm, prm, seed: searched(workload, llm, prm, next(seeds))  # noqa: E731
+    monkeypatch.setattr(memory, "searched", other)
     with pytest.raises(WorkbenchError, match="samples other tokens"):
         next(fork_rows(small))
 

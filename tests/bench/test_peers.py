@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.models.gguf_making import random_tensors, write_gguf
+from tests.models.gguf_making import TOKENS, random_tensors, write_gguf
 from workbench.bench import engine, peers
 from workbench.bench.engine import TRANSFORMERS, EngineBench, Work, chosen_peers, peer_files
 from workbench.bench.peers import PEERS, SYSTEMS, PeerError, PeerProcess
@@ -181,7 +181,7 @@ def test_peers_are_chosen_by_name_and_an_unknown_one_is_refused():
 def test_a_gguf_model_becomes_a_folder_with_the_same_values_once(tmp_path):
     """Guards that peers which read no GGUF compute with exactly our weights; a folder stays."""
     tensors = random_tensors()
-    file = write_gguf(tmp_path / "small.gguf", tensors)
+    file = write_gguf(tmp_path / "small.gguf", tensors, about=TOKENS)
     folder, gguf = files = peer_files(str(file), tmp_path / "written")
     assert gguf == file
     written = load_file(folder / "model.safetensors")
@@ -189,6 +189,7 @@ def test_a_gguf_model_becomes_a_folder_with_the_same_values_once(tmp_path):
     assert all(torch.equal(written[n], torch.from_numpy(t)) for n, t in tensors.items())
     config = json.loads((folder / "config.json").read_text())
     assert (config["model_type"], config["hidden_size"]) == ("llama", 64)
+    assert (folder / "tokenizer.json").is_file() and (folder / "tokenizer_config.json").is_file()
     before = (folder / "config.json").stat().st_mtime_ns
     assert peer_files(str(file), tmp_path / "written") == files
     assert (folder / "config.json").stat().st_mtime_ns == before

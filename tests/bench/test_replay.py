@@ -9,8 +9,9 @@ import torch
 from workbench.bench import replay
 from workbench.bench.record import Ceiling
 from workbench.bench.replay import LIMITS, MODE, SPLITS, Cell, make_cells
-from workbench.bench.search import TINY, Workload, make_workload
+from workbench.bench.search import TINY, make_workload
 from workbench.cli import main
+from workbench.config import SweepConfig
 from workbench.replay.devices import load_device
 from workbench.trace import Trace
 
@@ -46,7 +47,7 @@ def test_the_rows_of_a_small_run(monkeypatch) -> None:
 def test_one_slow_repeat_has_its_cell_searched_again(monkeypatch) -> None:
     """An outlier counts: two repeats that agree do not hide the third."""
 
-    def search(cell: Cell, workload: Workload, seed: int) -> None:
+    def search(cell: Cell, workload: SweepConfig, seed: int) -> None:
         rate = next(rates) if cell is noisy else 100.0
         cell.results.append(SimpleNamespace(throughput=SimpleNamespace(tokens_per_s=rate)))
 

@@ -56,10 +56,10 @@ def test_beam_search_stands_beside_samples_that_cost_as_many_tokens(rows):
 def test_a_model_of_true_size_searches_math_problems_with_itself_as_reward():
     """Guards the size that the record is defined by: n = 16, 10 iterations of 128 tokens."""
     found = make_workload("smollm2-135m", None, str(MATH), 8)
-    assert (len(found.problems), found.prm) == (8, "smollm2-135m")
-    sizes = [found.mode[name] for name in ("n", "max_depth", "max_step_tokens")]
-    assert sizes == [16, 10, 128]
-    assert (found.mode["system_prompt"], found.config.prm_format) == (search.PROMPT, "rlhflow")
+    assert (found.num_problems, found.prm) == (8, "smollm2-135m")
+    mode = search.sizes_of(found)
+    assert [mode[name] for name in ("n", "max_depth", "max_step_tokens")] == [16, 10, 128]
+    assert (mode["system_prompt"], found.prm_format) == (search.PROMPT, "rlhflow")
     assert make_workload("tiny-solver").prm == "tiny-prm"
     assert make_workload("smollm2-135m", "tiny-prm").prm == "tiny-prm"
 

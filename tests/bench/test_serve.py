@@ -24,23 +24,23 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
     peers = {"twin": twin, "broken": broken}
     monkeypatch.setattr(serve, "peer_commands", lambda *_: peers)
     asked, sides = list[tuple[str, str]](), dict[str, list]()  # warm-ups are left out
-    loads, alone, paired_row = serve.loads, serve.in_process, serve.paired_row
+    loads, alone, median_row = serve.loads, serve.in_process, serve.median_row
 
-    def watched(place, bodies, *how):
+    def watched(url, bodies, *how):
         if len(bodies[0]) > 1:
-            asked.append((str(place[1]), json.dumps([body["prompt"] for body in bodies[0]])))
-        return loads(place, bodies, *how)
+            asked.append((url, json.dumps([body["prompt"] for body in bodies[0]])))
+        return loads(url, bodies, *how)
 
     def watched_alone(engines, prompts, count):
         if len(prompts[0]) > 1:
             asked.append(("alone", json.dumps(prompts[0].tolist())))
         return alone(engines, prompts, count)
 
-    def kept(name, unit, peer, both, *how):
-        sides[name] = both
-        return paired_row(name, unit, peer, both, *how)
+    def kept(name, values, unit, **how):
+        sides[name] = [values, how["peers"]]
+        return median_row(name, values, unit, **how)
 
-    monkeypatch.setattr(serve, "paired_row", kept)
+    monkeypatch.setattr(serve, "median_row", kept)
     monkeypatch.setattr(serve, "loads", watched)
     monkeypatch.setattr(serve, "in_process", watched_alone)
     with pytest.warns(UserWarning, match="no broken: .*no model"):
@@ -84,7 +84,7 @@ def test_turns_are_paired_and_put_together() -> None:
     ours = serve.Turns([turn(0, 1.0), turn(50, 4.0, serve.Answer(50, 503, [], 50.1)), turn(90, 2)])
     ours.health += [0.1, 0.2, 0.3]
     other = serve.Turns([turn(10, 3.0), turn(60, 4.0), turn(70, 4, serve.Answer(70, 0, [], 71))])
-    rows = {row.name: row for row in serve.rows_of(ours, other, "c1")}
+    rows = {row.name: row for row in serve.rows_of(ours, other, serve.ALONE, "c1")}
     rate, new = rows["tokens_per_s_c1"], serve.NEW
     assert (rate.value, rate.peer_value) == (new / 2, new / 4)
     assert rate.ratio == 2.0 and rate.spread == (1.0, 3.0) and rate.repeats == 3
@@ -92,13 +92,13 @@ def test_turns_are_paired_and_put_together() -> None:
     assert rows["ttft_p50_c1"].value == 0.5 and rows["health_p50_c1"].value == 0.2
     assert rows["ttft_p99_c1"].value == pytest.approx(1.0, rel=0.02)
     assert "served_c1" not in rows and "little_c1" not in rows
-    beside = {row.name: row for row in serve.compared(ours, other, "peer", "a peer", "c1")}
+    beside = {row.name: row for row in serve.rows_of(ours, other, "a peer", "c1@peer")}
     first = beside["ttft_p95_c1@peer"]
     assert first.ratio == 2.0 and first.spread == (1.0, 3.0)
     assert first.value == rows["ttft_p95_c1"].value and first.peer_value == pytest.approx(1.0)
     assert beside["lost_c1@peer"].peer_value == 1 and beside["lost_c1@peer"].ratio is None
     single = serve.Turns([turn(0, 1.0)], [0.1])
-    once = next(serve.rows_of(single, single, "c1"))
+    once = next(serve.rows_of(single, single, serve.ALONE, "c1"))
     assert once.ratio == 1.0 and once.spread is None
 
 
@@ -117,7 +117,8 @@ def test_what_a_server_refuses_is_counted_and_not_lost() -> None:
     answers = [serve.Answer(0.0, 200, [0.5, 0.75], 1.0), serve.Answer(0.0, 503, [], 0.1)]
     answers += [serve.Answer(0.0, 504, [], 4.0), serve.Answer(0.0, 0, [], 0.2)]
     alone = serve.Turns([[serve.Answer(0.0, 200, [1.0], 1.0)]])
-    rows = {r.name: r.value for r in serve.rows_of(serve.Turns([answers], [0.01]), alone, "c4")}
+    turns = serve.Turns([answers], [0.01])
+    rows = {r.name: r.value for r in serve.rows_of(turns, alone, serve.ALONE, "c4")}
     assert (rows["refused_c4"], rows["late_c4"], rows["lost_c4"]) == (1, 1, 1)
     assert rows["tokens_per_s_c4"] == serve.NEW / 4.0
     assert rows["ttft_p99_c4"] == 0.5 and rows["itl_p50_c4"] == 0.25 and rows["e2e_p50_c4"] == 1
@@ -128,7 +129,7 @@ def test_a_peer_that_answered_nothing_has_no_ratio() -> None:
     """Its rows are there, and say so."""
     good, none = [serve.Answer(0.0, 200, [0.5, 0.75], 1.0)], [serve.Answer(0.0, 0, [], 0.2)]
     mine, theirs = serve.Turns([good, good]), serve.Turns([good, none])
-    rows = {r.name: r for r in serve.compared(mine, theirs, "peer", "a peer", "c1")}
+    rows = {r.name: r for r in serve.rows_of(mine, theirs, "a peer", "c1@peer")}
     for name in ("tokens_per_s_c1@peer", "ttft_p95_c1@peer"):
         assert math.isnan(rows[name].ratio) and rows[name].spread is None
     assert rows["lost_c1@peer"].peer_value == 1
@@ -136,8 +137,8 @@ def test_a_peer_that_answered_nothing_has_no_ratio() -> None:
 
 def test_arrivals_and_parts() -> None:
     """Poisson arrivals where no server is: all lost, in their time; unknown parts are refused."""
-    place = serve.placed("http://127.0.0.1:9")
-    answers = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
+    url = "http://127.0.0.1:9"
+    answers = asyncio.run(serve.load(url, [{"prompt": [1]}] * 20, 1, 200.0, 0))
     assert [answer.status for answer in answers] == [0] * 20
     assert 0.02 < answers[-1].sent - answers[0].sent < 2
     with pytest.raises(ConfigError, match="part"):
@@ -153,8 +154,8 @@ def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path
         return Path(name, "python"), {"OMP_NUM_THREADS": str(threads)}
 
     monkeypatch.setattr(serve, "interpreter", interpreter)
-    monkeypatch.setattr(serve, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(serve, "searchable", lambda model: (tmp_path, tmp_path / "own.gguf"))
+    monkeypatch.setattr(serve, "peer_dtypes", lambda: ("float32", "bfloat16"))
+    monkeypatch.setattr(serve, "peer_files", lambda model: (tmp_path, tmp_path / "own.gguf"))
     with pytest.warns(UserWarning, match="no llama.cpp: llama.cpp is not installed"):
         found = serve.peer_commands("own", 4, ["llama.cpp", "vllm"])
     assert [*found] == ["vllm", "vllm-bfloat16"]
@@ -162,6 +163,11 @@ def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path
     assert words[:3] == ["vllm/python", "-m", "vllm.entrypoints.openai.api_server"]
     assert words[words.index("--dtype") + 1] == "bfloat16" and words[-1] == "--port"
     assert words[words.index("--model") + 1] == str(tmp_path)
-    monkeypatch.setattr(serve, "searchable", lambda model: (tmp_path, None))
+    fast = tmp_path.with_name(f"{tmp_path.name}-Q4_0.gguf")
+    fast.touch()
+    monkeypatch.setattr(serve, "interpreter", lambda *_: (Path("python"), {}))
+    own = serve.peer_commands("own", 4, ["llama.cpp"])["llama.cpp"]
+    assert json.loads(own.words[-1])["model"] == str(fast) and "Q4_0.gguf" in own.label
+    monkeypatch.setattr(serve, "peer_files", lambda model: (tmp_path, None))
     with pytest.warns(UserWarning, match="no llama.cpp: own is no .gguf file"):
         assert serve.peer_commands("own", 4, ["llama.cpp"]) == {}

@@ -1,6 +1,8 @@
 """Benchmarks: how fast, how good, how sameness holds; one module a question, one record a run.
 
-Here is which sources a record is of, and so which records the code has changed under.
+Here is which sources a record is of, and so which records the code has changed under. A benchmark
+is a module with `run(**options) -> Iterator[Row]` and how it was run, MODE or `mode_of(settings)`;
+`workbench bench` (cli/tools.py) has its name and options, SOURCES what bears on its numbers.
 """
 
 from __future__ import annotations
@@ -11,18 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.experiments.provenance import (
-    PACKAGE,
-    code_digest,
-    git_state,
-    project_root,
-    unpacked,
-)
+from workbench.experiments.provenance import PACKAGE, code_digest, git_state, project_root, unpacked
 
 _ENGINE = ("core.py", "config.py", "host.py", "kernels", *(f"kvcache/{n}.py" for n in (
            "manager", "pool", "storage")), "models", "engine", "bench/record.py")  # fmt: skip
 _SEARCH = (*_ENGINE, "kvcache", "tokenizer.py", "trace.py", "search", "experiments/execute.py",
-           "experiments/memory.py", "experiments/settings.py", "bench/search.py")  # fmt: skip
+           "experiments/memory.py", "experiments/settings.py", "experiments/statistics.py",
+           "bench/search.py")  # fmt: skip
 _BESIDE = ("beside", "engine", "peers", "serve")
 _REPLAY = tuple(f"replay/{n}.py" for n in ("answers", "cost", "devices", "miss_ratio", "simulator",
                                            "what_if", "workload"))  # fmt: skip
@@ -30,9 +27,9 @@ _STUDY = ("experiments/study.py", "experiments/rows.py", "experiments/statistics
 SOURCES = {
     "engine": (*_ENGINE, *(f"bench/{n}.py" for n in ("engine", "kernels", "ceilings", "peers"))),
     "kernels": (*_ENGINE, "bench/kernels.py"),
-    "search": (*_SEARCH, "experiments/statistics.py", *(f"bench/{n}.py" for n in _BESIDE)),
+    "search": (*_SEARCH, *(f"bench/{n}.py" for n in _BESIDE)),
     "identity": (*_SEARCH, "bench/identity.py"),
-    "prm": (*_SEARCH, "experiments/statistics.py", "training/corpus.py", "bench/prm.py"),
+    "prm": (*_SEARCH, "training/corpus.py", "bench/prm.py"),
     "serve": (*_SEARCH, "serving", *(f"bench/{n}.py" for n in ("serve", "engine", "peers"))),
     "soak": (*_SEARCH, "bench/identity.py", "bench/soak.py"),
     "memory": (*_SEARCH, *_STUDY, "bench/memory.py"),

@@ -23,23 +23,24 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
+import numpy as np
 import torch
 
-from workbench.bench.engine import PEERS_FOLDER, multiplies_bfloat16
+from workbench.bench.engine import PEERS_FOLDER, peer_dtypes, peer_files
 from workbench.bench.peers import PeerError, PeerProcess
-from workbench.bench.record import Row
-from workbench.bench.serve import paired_row, searchable, served, summed, vllm_command
+from workbench.bench.record import Row, meanwhile, median_row
+from workbench.bench.serve import metrics_of, served, version_of, vllm_command
+from workbench.config import SweepConfig
+from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
 from workbench.errors import ConfigError, RemoteError
+from workbench.experiments.execute import make_search
+from workbench.experiments.runs import sweep_problems
 from workbench.search.answers import check_choice
-
-if TYPE_CHECKING:
-    from workbench.bench.search import Workload
 
 VLLM_BOTH, SEARCH_AND_LEARN = SYSTEMS = ("vllm-both", "search-and-learn")
 APPROACHES = ("beam_search", "best_of_n", "dvts")
@@ -52,10 +53,9 @@ RATES = ("problems_per_min", "tokens_per_s")  # of which more is better; of the 
 UNITS = dict(zip(RATES, ("problems/min", "tokens/s")))
 UNITS |= dict.fromkeys(("llm_s", "prm_s", "rest_s"), "s/problem")
 UNITS |= {"prm_over_ideal": "x", "peak_memory": "bytes"}
-HITS = {  # of vLLM's metrics, and what a request asks for
-    "hits": "vllm:prefix_cache_hits_total",
-    "queries": "vllm:prefix_cache_queries_total",
-}
+HITS = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"  # prompt tokens
+Pair = tuple[TokenEngine, TokenEngine]  # LLM, PRM
+Systems = Mapping[str, str | None]  # by name, with the checkout that was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Measured:
         return found | dict(zip(("llm_hits", "prm_hits"), self.hits or ()))
 
 
-def chosen_systems(peer: str) -> dict[str, str | None]:
+def chosen_systems(peer: str) -> Systems:
     """Peers by name, each with the checkout that was given: "vllm-both,search-and-learn=PATH".
 
     ConfigError for another name, and for a checkout that is none.
@@ -109,17 +109,17 @@ def chosen_systems(peer: str) -> dict[str, str | None]:
 
 
 def rows_beside(
-    workload: Workload, peers: Mapping[str, str | None], kv_memory: str, seeds: Sequence[int] = (0,)
+    workload: SweepConfig, peers: Systems, kv_memory: str, seeds: Sequence[int] = (0,)
 ) -> Iterator[Row]:
     """Each peer's rows, ours beside them, of a search a seed; a peer that fails is one row that
     says so.
     """
-    if workload.prm != workload.llm or workload.config.strategy not in APPROACHES:
+    if workload.prm != workload.llm or workload.strategy not in APPROACHES:
         raise ConfigError(
-            f"--peer got prm {workload.prm!r} and strategy {workload.config.strategy!r}; it takes "
+            f"--peer got prm {workload.prm!r} and strategy {workload.strategy!r}; it takes "
             f"one model in both roles and {', '.join(APPROACHES)}."
         )
-    (folder, _), found = searchable(workload.llm), dict[str, list[Measured] | Exception]()
+    (folder, _), found = peer_files(workload.llm), dict[str, list[Measured] | Exception]()
     for name, checkout in peers.items():
         try:
             if name == VLLM_BOTH:
@@ -133,7 +133,7 @@ def rows_beside(
         if isinstance(theirs, Exception):
             yield Row(f"problems_per_min@{name}", float("nan"), f"failed: {theirs}")
         else:
-            yield from compared(name, len(workload.problems), ours, theirs)
+            yield from compared(name, len(sweep_problems(workload)), ours, theirs)
 
 
 def compared(
@@ -150,100 +150,85 @@ def compared(
         sides = [[each[row] for each in system] for system in values]
         whole = [max(side) if row == "peak_memory" else median(side) for side in sides]
         if row in UNITS:
-            yield paired_row(f"{row}@{name}", UNITS[row], label, sides, row in RATES, whole)
+            how: dict[str, Any] = {"peer": label, "peers": sides[1], "less": row not in RATES}
+            found = median_row(f"{row}@{name}", sides[0], UNITS[row], extremes=True, **how)
+            yield replace(found, value=whole[0], peer_value=whole[1])
         else:
             unit = "tokens/problem" if row == "tokens" else "fraction"
             yield Row(f"{row}@{name}", whole[0], unit, label, whole[1], repeats=len(ours))
 
 
-def peer_dtype() -> str:
-    """What peers compute in."""
-    return "bfloat16" if multiplies_bfloat16() else "float32"
+def measured(
+    workload: SweepConfig,
+    pair: Pair,
+    seeds: Sequence[int],
+    version: str,
+    empty: Callable[[], None],
+    cached: Callable[[], list[list[float]]],
+) -> list[Measured]:
+    """A search a seed, each from empty caches, after a short one that is not counted.
+
+    cached: of LLM and PRM, prompt tokens found cached and asked for, since they were started.
+    """
+    problems, every = sweep_problems(workload), list[Measured]()
+    make_search(problems[:1], *pair, replace(workload, **WARM_UP), seeds[0]).play()
+    for seed in seeds:
+        empty()
+        before = cached()
+        with peak_memory() as peak:
+            found = make_search(problems, *pair, workload, seed).play()
+        hits, queries = np.subtract(cached(), before).T.tolist()
+        speed, told = found.throughput, found.problems["prm_tokens_computed"]
+        computed = queries[1] - hits[1] if told.isna().any() else told.sum()
+        every.append(Measured(
+            version, speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens,
+            float(computed), float(found.problems["prm_tokens_distinct"].sum()), peak(),
+            (hits[0] / queries[0], hits[1] / queries[1]),
+        ))  # fmt: skip
+    return every
 
 
-def measured_here(workload: Workload, kv_memory: str, seeds: Sequence[int]) -> list[Measured]:
+def measured_here(workload: SweepConfig, kv_memory: str, seeds: Sequence[int]) -> list[Measured]:
     """Our engines, partly filled blocks reused."""
     how: dict[str, Any] = {"kv_memory": kv_memory, "reuse_partial_blocks": True}
-    llm, prm = Engine(workload.llm, **how), Engine(workload.prm, **how)
-    replace(workload, problems=workload.problems[:1]).search(llm, prm, seeds[0], **WARM_UP)
-    measured = list[Measured]()
-    for seed in seeds:
-        for engine in (llm, prm):
+    pair = Engine(workload.llm, **how), Engine(workload.prm, **how)
+
+    def empty() -> None:
+        for engine in pair:
             engine.cache.reset()
-        with peak_memory() as peak:
-            found = workload.search(llm, prm, seed)
-        sums = found.trace.steps.groupby("engine")[["hit_tokens", "query_tokens"]].sum()
-        hits = sums["hit_tokens"] / sums["query_tokens"]
-        speed, prm_tokens = found.throughput, found.problems["prm_tokens_computed"].sum()
-        measured.append(Measured(
-            "", speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens, float(prm_tokens),
-            float(found.problems["prm_tokens_distinct"].sum()), peak(),
-            (hits["llm"], hits["prm"]),
-        ))  # fmt: skip
-    return measured
+
+    def cached() -> list[list[float]]:
+        counts = (engine.cache.stats for engine in pair)
+        return [[each.hit_tokens, each.query_tokens] for each in counts]
+
+    return measured(workload, pair, seeds, "", empty, cached)
 
 
 # -- our rounds over two servers --
 
 
-def over_servers(workload: Workload, folder: Path, seeds: Sequence[int]) -> list[Measured]:
+def over_servers(workload: SweepConfig, folder: Path, seeds: Sequence[int]) -> list[Measured]:
     """Both models from vLLM, each in a server of its own on all cores."""
-    how: dict[str, Any] = {"files": workload.llm, "timeout": ANSWER_S}
-    told = f"{peer_dtype()}, prefix cache on, {SEQUENCES} sequences, prompts whole"
-    measured = list[Measured]()
-    with ExitStack() as stack:
-        servers = [stack.enter_context(vllm_server(folder)) for _ in range(2)]
-        llm, prm = (
-            stack.enter_context(closing(RemoteEngine(url, folder.name, **how))) for url in servers
-        )
-        replace(workload, problems=workload.problems[:1]).search(llm, prm, seeds[0], **WARM_UP)
-        told = f"vllm {version_of(servers[0])}, {told}"
-        for seed in seeds:
-            for url in servers:
-                emptied(url)
-            before = [counters(url) for url in servers]
-            with peak_memory() as peak:
-                found = workload.search(llm, prm, seed)
-            both = [*zip(map(counters, servers), before)]
-            hits, queries = ([new[name] - old[name] for new, old in both] for name in HITS)
-            speed = found.throughput
-            measured.append(Measured(
-                told, speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens,
-                queries[1] - hits[1], float(found.problems["prm_tokens_distinct"].sum()), peak(),
-                (hits[0] / queries[0], hits[1] / queries[1]),
-            ))  # fmt: skip
-    return measured
-
-
-@contextmanager
-def vllm_server(folder: Path, **limits: Any) -> Iterator[str]:
-    """vLLM's own server of a model's folder, by the folder's name; its url.
-
-    limits: of its command line. Raises PeerError where it does not start.
-    """
-    own = {"served_model_name": folder.name, "dtype": peer_dtype(), "max_num_seqs": SEQUENCES}
+    own = {"served_model_name": folder.name, "dtype": peer_dtypes()[-1], "max_num_seqs": SEQUENCES}
     # 0.32 dies of a seeded request whose prompt is cut: no CPU generator can go back
-    command = vllm_command("vllm", folder, "--no-enable-chunked-prefill", **own | limits)
-    # without which its cache cannot be emptied
-    command = replace(command, environment={**command.environment, "VLLM_SERVER_DEV_MODE": "1"})
-    with served(command) as ((host, port), _):
-        yield f"http://{host}:{port}"
+    command = vllm_command("vllm", folder, "--no-enable-chunked-prefill", **own)
+    how: dict[str, Any] = {"files": workload.llm, "timeout": ANSWER_S}
+    version = f"vllm{version_of('vllm', 'vllm')}, {peer_dtypes()[-1]}, prefix cache on, "
+    version += f"{SEQUENCES} sequences, prompts whole"
+    with ExitStack() as stack:
+        urls = [stack.enter_context(served(command)) for _ in range(2)]
+        llm, prm = (
+            stack.enter_context(closing(RemoteEngine(url, folder.name, **how))) for url in urls
+        )
 
+        def empty() -> None:  # a server takes this only as its developers start it
+            for url in urls:
+                httpx.post(f"{url}/reset_prefix_cache").raise_for_status()
 
-def emptied(url: str) -> None:
-    """Forget what a server has cached; it takes this only as its developers start it."""
-    httpx.post(f"{url}/reset_prefix_cache").raise_for_status()
+        def cached() -> list[list[float]]:
+            return [metrics_of(url, *HITS) for url in urls]
 
-
-def version_of(url: str) -> str:
-    """As the server tells it."""
-    return str(httpx.get(f"{url}/version").json()["version"])
-
-
-def counters(url: str) -> dict[str, float]:
-    """Prompt tokens that a server's prefix cache was asked for, and had, since its start."""
-    text = httpx.get(f"{url}/metrics").text
-    return {name: summed(text, metric) for name, metric in HITS.items()}
+        return measured(workload, (llm, prm), seeds, version, empty, cached)
 
 
 @contextmanager
@@ -251,33 +236,24 @@ def peak_memory(own: bool = True) -> Iterator[Callable[[], int]]:
     """The most bytes that processes below this one, and itself if `own`, held at one time: before,
     after, or at a look between.
     """
-    found, ended = list[int](), Event()
+    found = list[int]()
 
     def look() -> None:
         found.append(sum(map(memory_of, [str(os.getpid())] if own else below(os.getpid()))))
 
-    def watch() -> None:
-        while not ended.wait(LOOK_S):
-            look()
-
     look()
-    watching = Thread(target=watch, daemon=True)
-    watching.start()
-    try:
+    with meanwhile(look, lambda: LOOK_S):
         yield lambda: max(found)
-    finally:
-        ended.set()
-        watching.join()
-        look()
+    look()
 
 
 def memory_of(process: str) -> int:
     """Bytes of a process and of those below it; a page that several share is divided among them."""
     try:
-        told = PSS.search(Path(f"/proc/{process}/smaps_rollup").read_text())
+        found = PSS.search(Path(f"/proc/{process}/smaps_rollup").read_text())
     except OSError:  # it has ended
         return 0
-    return 1024 * int(told[1] if told else 0) + sum(map(memory_of, below(process)))
+    return 1024 * int(found[1] if found else 0) + sum(map(memory_of, below(process)))
 
 
 def below(process: str | int) -> list[str]:
@@ -293,35 +269,27 @@ def below(process: str | int) -> list[str]:
 
 
 def by_search_and_learn(
-    workload: Workload, folder: Path, checkout: str | None, seeds: Sequence[int]
+    workload: SweepConfig, folder: Path, checkout: str | None, seeds: Sequence[int]
 ) -> list[Measured]:
     """Its own code on the same problems and sizes; its beam search takes one problem at a time."""
-    home, config = PEERS_FOLDER / SEARCH_AND_LEARN, workload.config
+    home = PEERS_FOLDER / SEARCH_AND_LEARN
     source = Path(checkout or home / "source")
     if not (source / "src" / "sal").is_dir():
         raise PeerError(f"there is no {source}; `make bench-peers PEERS={SEARCH_AND_LEARN}`")
-    sizes: dict[str, Any] = {
-        "n": config.n,
-        "beam_width": config.beam_width,
-        "temperature": config.temperature,
-    }
-    sizes |= {"top_p": config.top_p, "approach": config.strategy, "seed": seeds[0]}
-    sizes |= {"num_iterations": config.max_depth, "max_tokens": config.max_step_tokens}
-    sizes |= {"search_batch_size": 1} if config.strategy == "beam_search" else {}
-    sizes |= {"system_prompt": config.system_prompt} if config.system_prompt else {}
-    settings: dict[str, Any] = {
-        "checkout": str(source),
-        "packages": str(home / "packages"),
-        "config": sizes,
-    }
-    settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtype()}
-    settings |= {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES}
-    texts, measured = [problem.problem for problem in workload.problems], list[Measured]()
+    sizes: dict[str, Any] = {n: getattr(workload, n) for n in ("n", "beam_width", "temperature")}
+    sizes |= {"top_p": workload.top_p, "approach": workload.strategy, "seed": seeds[0]}
+    sizes |= {"num_iterations": workload.max_depth, "max_tokens": workload.max_step_tokens}
+    sizes |= {"search_batch_size": 1} if workload.strategy == "beam_search" else {}
+    sizes |= {"system_prompt": workload.system_prompt} if workload.system_prompt else {}
+    settings = {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES, "config": sizes}
+    settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtypes()[-1]}
+    settings |= {"checkout": str(source), "packages": str(home / "packages")}
+    texts, every = [each.problem for each in sweep_problems(workload)], list[Measured]()
     with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings)) as peer:
         short = {"num_iterations": WARM_UP["max_depth"], "max_tokens": WARM_UP["max_step_tokens"]}
         peer.ask({"problems": texts[:1], **short}, "search")
         for seed in seeds:
             with peak_memory(own=False) as peak:
                 found = peer.ask({"problems": texts, "seed": seed}, "search")
-            measured.append(Measured(peer.version, **found | {"peak_bytes": peak()}))
-    return measured
+            every.append(Measured(peer.version, **found, peak_bytes=peak()))
+    return every

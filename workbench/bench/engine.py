@@ -39,7 +39,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -52,15 +52,23 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
-from workbench.bench.kernels import KernelBench, Sizes, gpu_ceiling, require_gpu
+from workbench.bench.kernels import attention_rates, gpu_ceiling, require_gpu
 from workbench.bench.peers import PEERS, PeerError, PeerProcess
-from workbench.bench.record import Ceiling, Row, compared_rows, median_row, memory_rows
+from workbench.bench.record import (
+    Ceiling,
+    Row,
+    compared_rows,
+    in_turn,
+    median_row,
+    memory_rows,
+    rates_in_turn,
+)
 from workbench.core import SamplingParams, SamplingRows
 from workbench.engine.engine import Engine
 from workbench.engine.executor import sample
 from workbench.experiments.provenance import cpu_features
 from workbench.kernels import load_kernels
-from workbench.models.gguf import GGUFFile, read_config
+from workbench.models.gguf import GGUFFile, TokenizerReader, read_config
 from workbench.models.loading import GGUFWeights
 from workbench.models.registry import DUMMY, find_model, model_spec
 from workbench.models.spec import ModelSpec
@@ -131,29 +139,25 @@ def run(
     peers: str = "installed",
     device: str = "cpu",
 ) -> Iterator[Row]:
-    """The rows of `workbench bench engine`, each as soon as it is measured.
-
-    repeats: instead of the profile's; peers: "installed", "none", or names joined by commas.
-    """
+    """The rows of `workbench bench engine`, each as soon as it is measured."""
     spec, chosen = model_spec(model), chosen_peers(peers)  # refused before anything is measured
     large = device != "cpu" or spec.parameters() > LARGE
     times = repeats or (REPEATS_LARGE if large else REPEATS)[profile]
     if device == "cpu":
         from workbench.bench import ceilings  # noqa: PLC0415 - needs numba, a GPU does not
 
-        yield from sampling_rows(torch.device(device), 3 * times)
+        place, works, measured = torch.device(device), CPU_WORKS, ceilings.multiply_add_ceiling
+        yield from sampling_rows(place, 3 * times)
         yield median_row("tile_share_of_peak", ceilings.tile_shares(), "fraction")
-        with closing(EngineBench(model, CPU_WORKS, times, seed, chosen)) as bench:
-            yield from engine_rows(bench, ceilings.multiply_add_ceiling)
-        return
-    place = require_gpu(bench=f"engine --device {device}", name=device)
-    ceiling = gpu_ceiling(place)
-    yield from sampling_rows(place, 3 * times)
+    else:
+        place, works = require_gpu(bench=f"engine --device {device}", name=device), GPU_WORKS
+        measured = partial(lambda found, **_: found, gpu_ceiling(place))
+        yield from sampling_rows(place, 3 * times)
     with (
-        torch.cuda.device(place),  # streams, graphs and events are the current one's
-        closing(EngineBench(model, GPU_WORKS, times, seed, chosen, device)) as bench,
+        nullcontext() if device == "cpu" else torch.cuda.device(place),  # of its streams and graphs
+        closing(EngineBench(model, works, times, seed, chosen, device)) as bench,
     ):
-        yield from engine_rows(bench, lambda **_: ceiling)
+        yield from engine_rows(bench, measured)
 
 
 def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,20 +223,9 @@ def sampling_rows(device: torch.device, repeats: int) -> Iterator[Row]:
         for name, asked in SAMPLED.items():
             rows = replace(plain, **{k: np.full(count, v) for k, v in asked.items()})
             works = [partial(sample, kernels, logits, each) for each in (rows, plain)]
-            ours, peers = in_turns(works, count, repeats)
+            ours, peers = rates_in_turn(works, count, repeats)
             row = f"sample_{kind}{name}_{vocab}"
             yield median_row(row, ours, "rows/s", peer="unfiltered", peers=peers)
-
-
-def in_turns(works: Sequence[Callable[..., Any]], amount: float, times: int) -> list[list[float]]:
-    """Rates of each piece of work: `amount` by seconds, after a repeat that is not counted."""
-    rates: list[list[float]] = [[] for _ in works]
-    for _ in range(1 + times):
-        for work, found in zip(works, rates, strict=True):
-            start = time.perf_counter()
-            work()
-            found.append(amount / (time.perf_counter() - start))
-    return [found[1:] for found in rates]
 
 
 # -- contenders: timed(prompts, new_tokens) is tokens and seconds, of all sequences together after
@@ -349,16 +342,15 @@ class Linears:
 Contender = Ours | Transformers | Linears | PeerProcess
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether this processor does, in the instruction set it is held to, so that a peer in bfloat16
-    is at its fastest.
+def peer_dtypes() -> tuple[str, ...]:
+    """What peers compute in, the fastest last: bfloat16 where this processor multiplies it, in the
+    instruction set it is held to.
     """
-    return os.environ.get(FORCED, "avx512") == "avx512" and bool(
-        BFLOAT16.intersection(cpu_features())
-    )
+    held = os.environ.get(FORCED, "avx512") != "avx512"
+    return ("float32",) if held or BFLOAT16.isdisjoint(cpu_features()) else ("float32", "bfloat16")
 
 
-def peer_files(model: str, written: Path) -> tuple[Path, Path | None]:
+def peer_files(model: str, written: Path = PEERS_FOLDER / "models") -> tuple[Path, Path | None]:
     """A model as a Hugging Face folder, and its .gguf file where it is one.
 
     A .gguf file is written once as a folder under `written`, named by its content, with the same
@@ -385,6 +377,7 @@ def peer_files(model: str, written: Path) -> tuple[Path, Path | None]:
     kind = opened.metadata["general.architecture"]
     config = read_config(opened) | {"model_type": kind, "dtype": "float32"}
     (partial_ / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    TokenizerReader(opened).read().save(partial_)  # and chat template
     partial_.replace(folder)
     return folder, where
 
@@ -423,10 +416,8 @@ class EngineBench:
         """Raises OutOfMemory, with the numbers, where the device is too small for the model."""
         self.model, self.works, self.repeats = model, works, repeats
         self.spec, self.on_cpu = model_spec(model), device == "cpu"
-        self._place: dict[str, Any] = {
-            "device": device,
-            "dtype": "float32" if self.on_cpu else GPU_DTYPE,
-        }
+        dtype = "float32" if self.on_cpu else GPU_DTYPE
+        self._place: dict[str, Any] = {"device": device, "dtype": dtype}
         self._random = np.random.default_rng(seed)
         self._limits: dict[str, Any] = {
             "max_num_seqs": max(work.sequences for work in works),
@@ -441,24 +432,15 @@ class EngineBench:
         if self.on_cpu:
             self.contenders[PRODUCTS] = Linears(self.spec)
             self.labels[PRODUCTS] = "torch's products alone"
-        folder, gguf = None, None
+        files: tuple[Path | None, Path | None] = None, None
         if not model.startswith(DUMMY):
-            folder, gguf = peer_files(model, PEERS_FOLDER / "models")
+            files = peer_files(model)
         always = dict.fromkeys([TRANSFORMERS, *peers])
         for name in always if self.on_cpu else {TRANSFORMERS}.intersection(peers):
-            self._add(name, name, folder, gguf)
+            self._add(name, name, *files)
             for variant in VARIANTS[name] if self.on_cpu and name in self.contenders else ():
-                if variant != "bfloat16" or multiplies_bfloat16():
-                    self._add(f"{name}-{variant}", name, folder, gguf, variant)
-
-    def _add(self, label: str, *peer: Any) -> None:
-        """A peer in one variant; without it if it fails."""
-        try:
-            self.contenders[label] = found = self._peer(*peer)
-        except FAILURES as error:
-            self._drop(label, error)
-        else:
-            self.labels[label] = f"{peer[0]} {getattr(found, 'version', '')}".rstrip()
+                if variant != "bfloat16" or variant in peer_dtypes():
+                    self._add(f"{name}-{variant}", name, *files, variant)
 
     def _engine(self, invariant: bool) -> Ours:
         return Ours(
@@ -473,19 +455,27 @@ class EngineBench:
             )
         )
 
-    def _peer(
-        self, name: str, folder: Path | None, gguf: Path | None, variant: str = ""
-    ) -> Transformers | PeerProcess:
+    def _add(
+        self, label: str, name: str, folder: Path | None, gguf: Path | None, variant: str = ""
+    ) -> None:
+        """A peer in one variant; without it if it fails."""
         dtype = {"dtype": variant} if variant == "bfloat16" else {}
-        if name == TRANSFORMERS:
-            return Transformers(self.model, folder, **self._place | dtype)
-        files = gguf if name == "llama.cpp" else folder
-        if files is None:
-            raise PeerError(f"{self.model} has no files that {name} reads")
-        settings = self._limits | dtype | {"model": str(files), "threads": torch.get_num_threads()}
+        settings = self._limits | dtype | {"threads": torch.get_num_threads()}
         if variant and not dtype:
             settings |= {"quantised": variant, "written": f"{folder}-{variant}.gguf"}
-        return PeerProcess(name, PEERS_FOLDER, settings)
+        files = gguf if name == "llama.cpp" else folder
+        try:
+            if name == TRANSFORMERS:
+                found: Contender = Transformers(self.model, folder, **self._place | dtype)
+            elif files is None:
+                raise PeerError(f"{self.model} has no files that {name} reads")
+            else:
+                found = PeerProcess(name, PEERS_FOLDER, settings | {"model": str(files)})
+        except FAILURES as error:
+            self._drop(label, error)
+        else:
+            self.contenders[label] = found
+            self.labels[label] = f"{name} {getattr(found, 'version', '')}".rstrip()
 
     def close(self) -> None:
         """Ends the peers' processes."""
@@ -529,15 +519,12 @@ class EngineBench:
 
     def paged_over_contiguous(self, work: Work) -> Row:
         """Bytes of KV that decoding's attention reads a second, all layers, contexts half grown."""
-        spec, kernels = self.spec, self.ours("").engine.executor.model.kernels
-        sizes = Sizes(spec.heads, spec.kv_heads, spec.head_dim, BLOCK_SIZE)
-        bench = KernelBench(torch.device("cpu"), torch.float32, sizes)
-        count, positions = read = work.sequences, work.tokens + work.new // 2
-        step = bench.step([(positions - 1, 1)] * count, spec.layers)
-        flash = bench.torch_attention(read, 1, spec.layers)["flash"]  # what torch takes on a CPU
-        works = kernels.record(partial(step.attend, kernels)), flash
-        amount, peer = count * positions * spec.kv_bytes_per_token(4), "torch's SDPA, contiguous KV"
-        ours, peers = in_turns(works, amount, 3 * self.repeats)
+        sizes = work.sequences, work.tokens + work.new // 2
+        amount = sizes[0] * sizes[1] * self.spec.kv_bytes_per_token(4)
+        model = self.ours("").engine.executor.model
+        both = attention_rates(model, *sizes, BLOCK_SIZE, 3 * self.repeats)
+        ours, peers = ([amount * rate for rate in each] for each in both)
+        peer = "torch's SDPA, contiguous KV"
         return median_row("paged_over_contiguous", ours, "B/s", peer=peer, peers=peers)
 
     def rates(self, work: Work, without: Sequence[str] = ()) -> Rates:
@@ -549,7 +536,7 @@ class EngineBench:
             prompts = self._random.integers(0, self.spec.vocab, (work.sequences, work.tokens))
             new = work.new if repeat >= 0 else min(few, work.new)
             gc.collect()
-            for name in list(found)[:: 1 if repeat % 2 else -1]:
+            for name in in_turn(found, repeat):
                 peer = self.contenders[name]
                 try:
                     tokens, seconds = peer.timed(prompts, new)

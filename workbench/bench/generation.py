@@ -14,9 +14,9 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cache, partial
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -25,9 +25,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from tqdm.auto import tqdm
 
-from workbench.bench.engine import in_turns
-from workbench.bench.kernels import READ_BYTES, SIDE, KernelBench, Sizes, graph_seconds
-from workbench.bench.record import Ceiling, measure_ceiling
+from workbench.bench.kernels import attention_rates, gpu_ceiling
+from workbench.bench.record import Ceiling, in_turn
 from workbench.config import AtLeastOne, check, format_size, parse_size
 from workbench.core import SamplingParams, StepResult
 from workbench.core import Sequence as Request
@@ -36,9 +35,10 @@ from workbench.engine.sampling import StopChecker
 from workbench.engine.scheduler import Scheduler
 from workbench.errors import OutOfMemory
 from workbench.experiments.provenance import counted, describe, machine_facts
+from workbench.experiments.settings import overridden
 from workbench.host import available_memory
 from workbench.kvcache.manager import KVCacheManager
-from workbench.models.loading import arithmetic_dtype
+from workbench.models.loading import arithmetic_dtype, require_device
 from workbench.models.registry import model_spec
 from workbench.models.spec import ModelSpec
 from workbench.trace import Recorder
@@ -114,9 +114,7 @@ PROFILES["thesis"] = replace(PROFILES["full"], device="cuda")
 
 def plan_of(profile: str, **changes: Any) -> GenerationPlan:
     """The profile's plan; what is given and not None is changed. Raises ConfigError."""
-    known = {field.name for field in fields(GenerationPlan)}
-    assert known.issuperset(changes), changes
-    return replace(PROFILES[profile], **{k: v for k, v in changes.items() if v is not None})
+    return replace(PROFILES[profile], **overridden(changes))
 
 
 def provenance(plan: GenerationPlan, *notes: str) -> str:
@@ -136,7 +134,7 @@ def ceiling_of(plan: GenerationPlan) -> Ceiling:
 
         return ceilings.multiply_add_ceiling()
     dtype = arithmetic_dtype("auto", plan.device, plan.spec)
-    return measure_ceiling(plan.device, dtype, graph_seconds, 10, SIDE, READ_BYTES)
+    return gpu_ceiling(require_device(plan.device), dtype)
 
 
 def _params(new_tokens: int) -> SamplingParams:
@@ -188,11 +186,6 @@ def _seconds(engine: Engine) -> float:
     return time.perf_counter() - start
 
 
-def _in_turn(names: Iterable[Any], repeat: int) -> list[Any]:
-    """The contenders in this repeat's order."""
-    return list(names)[:: -1 if repeat % 2 else 1]
-
-
 def _spread(values: ArrayLike) -> dict[str, float]:
     found = np.asarray(values, np.float64)
     ends = {"low": float(found.min()), "high": float(found.max())}
@@ -217,7 +210,7 @@ def cache_rows(plan: GenerationPlan) -> pd.DataFrame:
         lengths = [new for p, new in pairs if p == prompt]
         found: dict[bool, list[NDArray[np.float64]]] = {True: [], False: []}
         for repeat in tqdm(range(plan.repeats), desc=f"prompt of {prompt}", leave=False):
-            for cached in _in_turn(found, repeat):
+            for cached in in_turn(found, repeat):
                 work = prompt, max(lengths), plan.seed + repeat
                 stride = 1 if cached else plan.stride
                 found[cached].append(_stamps(kept if cached else anew, *work, stride))
@@ -279,12 +272,23 @@ def batch_rows(plan: GenerationPlan, ceiling: Ceiling) -> pd.DataFrame:
         requests = plan.requests(max(4, 2 * batch))
         found: dict[str, list[dict[str, float]]] = {kind: [] for kind in engines}
         for repeat in range(plan.repeats):
-            for kind in _in_turn(engines, repeat):
+            for kind in in_turn(engines, repeat):
                 _batched(engines[kind], [(prompt, 2) for prompt, _ in requests[:batch]], 0)
                 found[kind].append(_batched(engines[kind], requests, plan.seed + repeat))
+        flops = sum(plan.spec.flops(p + new - 1, 0, logits=new) for p, new in requests)
+        needed, sampled = sum(map(sum, requests)) - len(requests), sum(new for _, new in requests)
         for kind, repeats in found.items():
-            told = _metrics(plan.spec, requests, repeats, ceiling)
-            rows += [{"batch": batch, "kind": kind, **each} for each in told]
+            seconds = np.array([each["seconds"] for each in repeats])
+            told: dict[str, ArrayLike] = {
+                "tokens_per_s": sampled / seconds,
+                "mfu": flops / seconds / ceiling.flops_per_s,
+                "padding": [1 - needed / each["computed"] for each in repeats],
+            }
+            own = {"batch": batch, "kind": kind}
+            rows += [{**own, "metric": name, **_spread(each)} for name, each in told.items()]
+            for part in PARTS:
+                shares = [each[part] for each in repeats] / seconds
+                rows.append({**own, "metric": "share", "part": part, **_spread(shares)})
     return pd.DataFrame(rows)
 
 
@@ -300,24 +304,6 @@ def _batched(engine: Engine, requests: Sequence[tuple[int, int]], seed: int) -> 
     told["other"] = seconds - sum(told.values())
     computed = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
     return {**told, "seconds": seconds, "computed": computed}
-
-
-def _metrics(
-    spec: ModelSpec,
-    requests: Sequence[tuple[int, int]],
-    repeats: Sequence[dict[str, float]],
-    ceiling: Ceiling,
-) -> Iterator[dict[str, Any]]:
-    """What `batch_rows` says of one batch."""
-    flops = sum(spec.flops(prompt + new - 1, 0, logits=new) for prompt, new in requests)
-    needed, sampled = sum(map(sum, requests)) - len(requests), sum(new for _, new in requests)
-    seconds = np.array([each["seconds"] for each in repeats])
-    yield {"metric": "tokens_per_s", **_spread(sampled / seconds)}
-    yield {"metric": "mfu", **_spread(flops / seconds / ceiling.flops_per_s)}
-    yield {"metric": "padding", **_spread([1 - needed / each["computed"] for each in repeats])}
-    for part in PARTS:
-        shares = [each[part] for each in repeats] / seconds
-        yield {"metric": "share", "part": part, **_spread(shares)}
 
 
 # -- blocks --
@@ -357,21 +343,17 @@ def memory_rows(plan: GenerationPlan) -> pd.DataFrame:
     spec, room = plan.spec, parse_size(plan.kv_memory)
     whole = spec.kv_bytes_per_token(plan.itemsize) * spec.max_model_len
 
-    @cache
+    block = spec.block_bytes(BLOCK_SIZE, plan.itemsize)
+
     def paged(batch: int) -> int:
-        most = int(held(plan, batch)["blocks_active"].max())
-        return most * spec.block_bytes(BLOCK_SIZE, plan.itemsize)
+        return block * int(held(plan, batch)["blocks_active"].max())
 
     rows: list[dict[str, Any]] = []
     for batch in plan.counted_batches:
         for kind, value in ((PAGED, paged(batch)), (CONTIGUOUS, batch * whole)):
             rows.append({"metric": "bytes", "kind": kind, "batch": batch, "value": value})
-    fits, fails = 0, 1
-    while paged(fails) <= room:  # what is held is taken to grow with the batch
-        fits, fails = fails, 2 * fails
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if paged(middle) <= room else (fits, middle)
+    # what is held is taken to grow with the batch, of which each has a block
+    fits = bisect_right(range(1, room // block + 2), room, key=paged)
     for kind, batch in ((PAGED, fits), (CONTIGUOUS, room // whole)):
         rows.append({"metric": "most", "kind": kind, "batch": batch, "value": room})
     largest = max(plan.counted_batches)
@@ -402,7 +384,7 @@ def block_rows(plan: GenerationPlan) -> pd.DataFrame:
     requests = [(plan.longest // 2, plan.longest // 2)] * plan.block_batch
     found: dict[int, list[float]] = {size: [] for size in engines}
     for repeat in tqdm(range(-1, plan.repeats), desc="block sizes"):  # the first is not counted
-        for size in _in_turn(engines, repeat):
+        for size in in_turn(engines, repeat):
             engine = engines[size]
             _add(engine, requests, plan.seed + max(0, repeat))
             engine.step()
@@ -416,20 +398,9 @@ def block_rows(plan: GenerationPlan) -> pd.DataFrame:
         rows.append({**own, "metric": "seconds", **_spread(times)})
         rows.append({**own, "metric": "ratio", **_spread(np.divide(times, found[contiguous]))})
     if plan.device == "cpu":
+        model, cached = engines[contiguous].executor.model, plan.longest * 3 // 4
+        sizes = plan.block_batch, cached, BLOCK_SIZE
         own = {"metric": "attention", "kind": PAGED, "block_size": BLOCK_SIZE}
-        rows.append({**own, **_spread(_attention_ratios(plan, engines[contiguous]))})
+        ours, theirs = attention_rates(model, *sizes, 9 * plan.repeats)
+        rows.append({**own, **_spread(np.divide(theirs, ours))})
     return pd.DataFrame(rows)
-
-
-def _attention_ratios(plan: GenerationPlan, engine: Engine) -> list[float]:
-    """Paired, torch's best backend first timed: see `block_rows`."""
-    spec, model, cached = plan.spec, engine.executor.model, plan.longest * 3 // 4
-    sizes = Sizes(spec.heads, spec.kv_heads, spec.head_dim, BLOCK_SIZE)
-    bench = KernelBench(model.device, model.dtype, sizes)
-    step = bench.step([(cached - 1, 1)] * plan.block_batch, spec.layers)
-    read = plan.block_batch, cached
-    peers = bench.torch_attention(read, 1, spec.layers).values()
-    ours = model.kernels.record(partial(step.attend, model.kernels))
-    rates, *others = in_turns([ours, *peers], 1, 9 * plan.repeats)
-    best = max(others, key=lambda each: float(np.median(each)))
-    return [theirs / mine for mine, theirs in zip(rates, best, strict=True)]

@@ -14,49 +14,36 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row
-from workbench.bench.search import REAL_PROBLEMS, TINY, Workload, make_workload
-from workbench.config import parse_size
-from workbench.engine.engine import Engine
+from workbench.bench.search import REAL_PROBLEMS, TINY, make_workload, sizes_of
+from workbench.config import SweepConfig
+from workbench.experiments.execute import Pair
+from workbench.experiments.memory import ENGINES
+from workbench.experiments.settings import RunSpec
 from workbench.kernels.isa import ISA, environment, host_sets
 from workbench.search.result import SearchResult
 
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
-Nodes = dict[tuple[str, str], tuple[tuple[int, ...], float]]
-"""Tokens and score of each problem's nodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The memory that settings deal out, and the longest request; None: the model's own.
-
-    total: of both engines, weights included where budget is "memory"; least_tokens: an engine's
-    positions when preemption is forced.
-    """
-
-    total: str = "64MiB"
-    budget: str = "memory"
-    max_model_len: int | None = None
-    least_tokens: int = 2048
-
-
-REAL_ROOM = Room("2GiB", "kv_memory", max_model_len=2048, least_tokens=4096)
+Nodes = dict[tuple[str, str], tuple[tuple[int, ...], float]]  # problem, node -> tokens, score
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How one search is run; share None gives each engine the least memory it accepts."""
+    """How one search is run. tokens: where no share is given, the positions of each engine's cache,
+    so few that requests are preempted.
+    """
 
     share: float | None
     max_num_seqs: int
     block_size: int
     max_num_batched_tokens: int = 2048
     reuse_partial_blocks: bool = False
+    tokens: int = 2048
 
     @property
     def name(self) -> str:
@@ -65,15 +52,6 @@ class Setting:
         sizes = f"seqs{self.max_num_seqs},block{self.block_size}"
         reuse = ",partial" if self.reuse_partial_blocks else ""
         return f"{where},{sizes},chunk{self.max_num_batched_tokens}{reuse}"
-
-    def engine(self, model: str, share: float, room: Room) -> Engine:
-        """An engine under this setting with its share of the memory."""
-        given: dict[str, Any] = asdict(self) | {"max_model_len": room.max_model_len}
-        if given.pop("share") is None:
-            given["num_blocks"] = -(-room.least_tokens // self.block_size)
-        else:
-            given[room.budget] = int(share * parse_size(room.total))
-        return Engine(model, activations_in_total=False, **given)
 
 
 # Four splits, two batch sizes, two block sizes; then preemption forced; then partial blocks reused.
@@ -98,7 +76,7 @@ REAL_SETTINGS = (
     Setting(0.08, 16, 8, 256, reuse_partial_blocks=True),
     Setting(0.2, 16, 16, 256),
     Setting(0.5, 64, 8),
-    Setting(None, 64, 16, 256),
+    Setting(None, 64, 16, 256, tokens=4096),
 )
 
 
@@ -109,37 +87,32 @@ def run(
     seed: int = 0,
     problems: str | None = None,
 ) -> Iterator[Row]:
-    """A row a setting: the fraction of nodes equal to the base's, the first; its preemptions.
-
-    prm: None is tiny-prm beside tiny-solver, else the generator itself. problems: a file of them.
-    """
+    """The rows of `workbench bench identity`."""
     count = (PROFILES if llm == TINY else REAL_PROBLEMS)[profile]
-    workload, settings, room = _plan(llm, prm, problems, count)
-    yield from compare(workload, settings, room, seed)
+    yield from compare(*_plan(llm, prm, problems, count), seed)
 
 
 def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
-    workload, _, room = _plan(settings["llm"], settings["prm"])
-    memory = "total_memory" if room.budget == "memory" else room.budget
-    return {"batch_invariant": True, memory: room.total} | workload.mode
+    workload, _ = _plan(settings["llm"], settings["prm"])
+    mode = {"batch_invariant": True, "total_memory": workload.total_memory}
+    return mode | sizes_of(workload)
 
 
-def _plan(llm: str, *given: Any) -> tuple[Workload, tuple[Setting, ...], Room]:
+def _plan(llm: str, *given: Any) -> tuple[SweepConfig, tuple[Setting, ...]]:
     if llm == TINY:
-        return make_workload(llm, *given), SETTINGS, Room()
-    return make_workload(llm, *given, max_depth=4), REAL_SETTINGS, REAL_ROOM
+        return make_workload(llm, *given), SETTINGS
+    sizes: dict[str, Any] = {"total_memory": "3GiB", "max_model_len": 2048, "max_depth": 4}
+    return make_workload(llm, *given, **sizes), REAL_SETTINGS
 
 
-def compare(
-    workload: Workload, settings: Sequence[Setting], room: Room, seed: int = 0
-) -> Iterator[Row]:
-    """The workload under each setting, each tree beside the first: the base, which has no row of
-    sameness, since with itself it cannot differ. Then the base under other instruction sets.
+def compare(workload: SweepConfig, settings: Sequence[Setting], seed: int = 0) -> Iterator[Row]:
+    """The workload under each setting, each tree beside the first, the base, which has no row of
+    sameness; then the base under other instruction sets.
     """
     base: Nodes = {}
     for setting in tqdm(settings, desc="settings"):
-        result = search(setting, workload, room, seed)
+        result = search(setting, workload, seed)
         nodes = nodes_of(result)
         if not base:
             base = nodes
@@ -151,15 +124,17 @@ def compare(
         yield Row(f"preemptions@{setting.name}", preempted, "requests")
     for isa in host_sets():
         if isa != ISA.name:
-            same = equal_share(base, nodes_under(isa, settings[0], workload, room, seed))
+            same = equal_share(base, nodes_under(isa, settings[0], workload, seed))
             yield Row(f"identical@isa_{isa}", same, "fraction", repeats=len(base))
 
 
-def search(setting: Setting, workload: Workload, room: Room, seed: int) -> SearchResult:
+def search(setting: Setting, workload: SweepConfig, seed: int) -> SearchResult:
     """The one search, under a setting."""
-    share = setting.share or 0.5
-    llm = setting.engine(workload.llm, share, room)
-    return workload.search(llm, setting.engine(workload.prm, 1 - share, room), seed)
+    sizes, blocks = asdict(setting), -(-setting.tokens // setting.block_size)
+    share, _ = sizes.pop("share"), sizes.pop("tokens")
+    given = {"memory": None, "num_blocks": blocks} if share is None else {}
+    own = tuple((f"{role}_{name}", value) for role in ENGINES for name, value in given.items())
+    return Pair(RunSpec(replace(workload, **sizes), share or 0.5, seed, own=own)).search().play()
 
 
 def nodes_of(result: SearchResult) -> Nodes:
@@ -176,9 +151,7 @@ def equal_share(first: Nodes, other: Nodes) -> float:
 
 
 def nodes_under(isa: str, *searched: Any) -> Nodes:
-    """The nodes of a search in a process that takes an instruction set. Raises CalledProcessError
-    if it fails.
-    """
+    """Of a search in a process that takes an instruction set; CalledProcessError if it fails."""
     done = subprocess.run(
         [sys.executable, "-c", "from workbench.bench.identity import tell; tell()"],
         input=pickle.dumps(searched),

@@ -22,10 +22,19 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from workbench.bench.record import Ceiling, Row, Timer, Work, compared_rows, measure_ceiling
+from workbench.bench.record import (
+    Ceiling,
+    Row,
+    Timer,
+    Work,
+    compared_rows,
+    measure_ceiling,
+    rates_in_turn,
+)
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.host import aligned_zeros
 from workbench.kernels import ForwardContext, Kernels, LayerCache
+from workbench.models.llama import LlamaModel
 from workbench.models.loading import require_device
 
 BACKENDS = {
@@ -85,10 +94,10 @@ def graph_seconds(work: Work, repeats: int) -> list[float]:
     return seconds
 
 
-def gpu_ceiling(place: torch.device) -> Ceiling:
-    """Of a GPU in half precision."""
+def gpu_ceiling(place: torch.device, dtype: torch.dtype = torch.bfloat16) -> Ceiling:
+    """Of a GPU, by default in half precision."""
     with torch.cuda.device(place):
-        ceiling = measure_ceiling(place, torch.bfloat16, graph_seconds, 10, SIDE, READ_BYTES)
+        ceiling = measure_ceiling(place, dtype, graph_seconds, 10, SIDE, READ_BYTES)
         torch.cuda.empty_cache()
     return ceiling
 
@@ -295,3 +304,19 @@ class KernelBench:
             return drawn
         kept = torch.from_numpy(aligned_zeros(drawn.nbytes)).view(self.dtype)  # as a cache is
         return kept.copy_(drawn.view(-1)).view(size)
+
+
+def attention_rates(
+    model: LlamaModel, count: int, positions: int, block_size: int, repeats: int
+) -> list[list[float]]:
+    """How often a second all layers' attention decodes for `count` sequences of so many positions:
+    over shuffled blocks, and by torch's best over contiguous keys and values, in turn.
+    """
+    spec, kernels = model.spec, model.kernels
+    sizes = Sizes(spec.heads, spec.kv_heads, spec.head_dim, block_size)
+    bench = KernelBench(model.device, model.dtype, sizes)
+    step = bench.step([(positions - 1, 1)] * count, spec.layers)
+    peers = bench.torch_attention((count, positions), 1, spec.layers).values()
+    own = kernels.record(partial(step.attend, kernels))
+    ours, *others = rates_in_turn([own, *peers], 1, repeats)
+    return [ours, max(others, key=median)]

@@ -10,33 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import urllib.request
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from workbench.bench.serve import (
-    Bodies,
-    Place,
-    bodies_of,
-    loads,
-    ours,
-    served,
-    summary,
-    summed,
-)
+from workbench.bench.record import meanwhile
+from workbench.bench.serve import Bodies, bodies_of, loads, metrics_of, ours, served, summary
 from workbench.config import AtLeastOne, check
 from workbench.experiments.provenance import describe, machine_facts
+from workbench.experiments.settings import overridden
 from workbench.models.registry import DUMMY, model_spec
 
 BLOCK_SIZE = 16
+EVERY = 0.05  # seconds between two looks at /metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +84,7 @@ PROFILES["thesis"] = PROFILES["full"]
 
 def plan_of(profile: str, **changes: Any) -> LoadPlan:
     """The profile's plan; what is given and not None is changed. Raises ConfigError."""
-    assert {field.name for field in fields(LoadPlan)}.issuperset(changes), changes
-    return replace(PROFILES[profile], **{k: v for k, v in changes.items() if v is not None})
+    return replace(PROFILES[profile], **overridden(changes))
 
 
 def provenance(plan: LoadPlan, *models: str) -> str:
@@ -112,15 +103,15 @@ def load_rows(plan: LoadPlan) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     most = max(plan.clients)
     limits = "--set", f"max_model_len={plan.longest}"
-    with served(ours([plan.model], most, *limits)) as (place, _):
+    with served(ours([plan.model], most, *limits)) as url:
         for step, count in enumerate(tqdm(plan.clients, desc="clients")):
             bodies = plan.bodies(plan.model, max(8, count) * plan.rounds, step)
-            rows.append({"arrivals": "closed", "clients": count} | _asked(place, bodies, count))
+            rows.append({"arrivals": "closed", "clients": count} | _asked(url, bodies, count))
         full = max(row["served"] for row in rows)
         for step, share in enumerate(tqdm(plan.offered, desc="arriving by chance")):
             bodies = plan.bodies(plan.model, plan.requests, 100 + step)
             rate = share * full
-            found = _asked(place, bodies, 1, rate, plan.seed)
+            found = _asked(url, bodies, 1, rate, plan.seed)
             rows.append({"arrivals": "poisson", "offered": rate} | found)
     return pd.DataFrame(rows).assign(tokens_per_s=lambda own: own["served"] * plan.new_tokens)
 
@@ -137,54 +128,37 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
     size = held * blocks * spec.block_bytes(BLOCK_SIZE, 4) // len(models)
     limits = "--set", f"max_model_len={plan.longest}", "--set", f"block_size={BLOCK_SIZE}"
     command = ours([f"{m}={size}" for m in models], max(plan.split_clients), *limits)
-    with served(command) as (place, _):
+    with served(command) as url:
         for step, share in enumerate(tqdm(plan.shares, desc="splits")):
             split = json.dumps({"shares": {models[0]: share, models[1]: 1 - share}}).encode()
-            where = f"http://{place[0]}:{place[1]}/arena/split"
             kind = {"Content-Type": "application/json"}
-            urllib.request.urlopen(urllib.request.Request(where, split, kind)).close()
+            asked_for = urllib.request.Request(f"{url}/arena/split", split, kind)
+            urllib.request.urlopen(asked_for).close()
             asked = [
                 plan.bodies(m, count * plan.rounds, 10 * step + k)
                 for k, (m, count) in enumerate(zip(models, plan.split_clients))
             ]
-            found, _ = _done(loads(place, asked, plan.split_clients))
+            found, _ = _done(loads(url, asked, plan.split_clients))
             for model, count, answers in zip(models, plan.split_clients, found):
                 rows.append({"share": share, "model": model, "clients": count} | summary(answers))
     return pd.DataFrame(rows).assign(tokens_per_s=lambda own: own["served"] * plan.new_tokens)
 
 
 def _asked(
-    place: Place, bodies: Bodies, clients: int, rate: float | None = None, seed: int = 0
+    url: str, bodies: Bodies, clients: int, rate: float | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """What a load comes to, and the requests inside while it lasts."""
-    with _sampled(place) as samples:
-        (answers,), _ = _done(loads(place, [bodies], [clients], rate, seed))
-    return summary(answers) | {"inside": float(np.mean(samples))}
+    inside = list[float]()
+
+    def look() -> None:
+        inside.extend(metrics_of(url, r"vllm:num_requests_\w+"))
+
+    with meanwhile(look, lambda: EVERY):
+        (answers,), _ = _done(loads(url, [bodies], [clients], rate, seed))
+    return summary(answers) | {"inside": float(np.mean(inside))}
 
 
 def _done(work: Coroutine[Any, Any, Any]) -> Any:
     """Its result, in an event loop of its own: a notebook runs one already."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
-
-
-@contextmanager
-def _sampled(place: Place) -> Iterator[list[float]]:
-    """Requests inside the server, about twenty times a second until the end."""
-    samples, over = list[float](), threading.Event()
-
-    def sample() -> None:
-        while True:
-            with urllib.request.urlopen(f"http://{place[0]}:{place[1]}/metrics") as answer:
-                text = answer.read().decode()
-            samples.append(summed(text, r"vllm:num_requests_\w+"))
-            if over.wait(0.05):
-                return
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        over.set()
-        thread.join()

@@ -49,18 +49,19 @@ from workbench.bench.search import (
     BATCH,
     TINY,
     TINY_PRM,
-    Workload,
     make_workload,
     ratio_row,
     roomy_engine,
+    searched,
 )
+from workbench.config import SweepConfig
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import WorkbenchError
 from workbench.experiments import settings
 from workbench.experiments.rows import UNCAPPED_SETTING, bound_tokens_per_s, differing_nodes
-from workbench.experiments.runs import FINISHED
+from workbench.experiments.runs import FINISHED, sweep_problems
 from workbench.experiments.settings import ALL, ELASTIC, NONE, REFERENCE, STATIC, THESIS_SHARE
 from workbench.experiments.statistics import WORK, median_interval
 from workbench.experiments.study import Study, run_policies
@@ -97,11 +98,7 @@ def run(
     seeds: int | None = None,
     part: str | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench memory`.
-
-    repeats: of starts, seeds: of the searches that share one memory, instead of the profile's.
-    part: of the rows alone, None: all; re-splits, forks and sharing are of the tiny pair.
-    """
+    """The rows of `workbench bench memory`; repeats: of starts, seeds: of searches that share."""
     tiny, sizes = model == TINY, PROFILES[profile]
     known, kv_memory = (PARTS, "64MiB") if tiny else (("starts", "beams", "arena"), "1GiB")
     if part is not None:
@@ -126,18 +123,15 @@ def run(
 
 def mode_of(given: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
-    mode = {"batch_invariant": True, "n": 16, "beam_width": 4, "block_size": BLOCK_SIZE}
+    mode: dict[str, Any] = {"batch_invariant": True, "n": 16, "beam_width": 4}
+    mode["block_size"] = BLOCK_SIZE
     if given["model"] != TINY:
         return mode
-    plan, _ = PLANS[given["profile"]]
-    return mode | {
-        "budgets_of_w": BUDGETS,
-        "kv_shares": SHARES,
-        "baseline": "thesis 5.3 modifications on, static kv_share 0.3",
-        "shared_problems": plan.num_problems,
-        "shared_in_flight": settings.sweep_config(given["profile"]).min_problem_batch,
-        "shared_seeds": given["seeds"] or plan.num_seeds,
-    }
+    config, (plan, _) = settings.sweep_config(given["profile"]), PLANS[given["profile"]]
+    mode |= {"baseline": f"thesis 5.3 modifications on, static kv_share {THESIS_SHARE:g}"}
+    mode |= {"budgets_of_w": BUDGETS, "kv_shares": SHARES, "shared_problems": plan.num_problems}
+    mode |= {"shared_seeds": given["seeds"] or plan.num_seeds}
+    return mode | {"shared_in_flight": config.min_problem_batch}
 
 
 # -- starts --
@@ -196,15 +190,14 @@ def start_rows(model: str, kv_memory: str, repeats: int) -> Iterator[Row]:
 Beam = tuple[list[int], list[int]]  # the tokens before its own step, and its step's
 
 
-def beam_rows(workload: Workload, kv_memory: str, seed: int) -> Iterator[Row]:
+def beam_rows(workload: SweepConfig, kv_memory: str, seed: int) -> Iterator[Row]:
     """What all n beams take, each problem's when they were longest."""
     llm = Engine(workload.llm, kv_memory=kv_memory, block_size=BLOCK_SIZE)
     prm = Engine(workload.prm, kv_memory=kv_memory)
-    saving, over = [], []
-    for problem in workload.problems:
-        result = replace(workload, problems=(problem,)).search(llm, prm, seed)
-        prompt = chat_prompt(problem, llm, workload.config.system_prompt)
-        beams = longest_beams(result.tree, prompt, workload.config.n)
+    saving, over, tree = [], [], searched(workload, llm, prm, seed).tree
+    for problem in sweep_problems(workload):
+        prompt = chat_prompt(problem, llm, workload.system_prompt)
+        beams = longest_beams(tree[tree["problem_id"] == problem.id], prompt, workload.n)
         if beams:
             whole = [before + step for before, step in beams]
             paged = blocks_used(beams) * BLOCK_SIZE
@@ -240,7 +233,7 @@ def blocks_used(beams: Sequence[Beam]) -> int:
 # -- forks --
 
 
-def fork_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
+def fork_rows(workload: SweepConfig, seed: int = 0) -> Iterator[Row]:
     """The same search in roomy memory, with whole blocks reused only and with partly filled ones.
 
     Raises WorkbenchError where the two searches sample other tokens.
@@ -248,7 +241,7 @@ def fork_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
     found, trees, names = [], [], (workload.llm, workload.prm)
     for reuse in (False, True):
         llm, prm = (roomy_engine(name, reuse_partial_blocks=reuse) for name in names)
-        done = workload.search(llm, prm, seed)
+        done = searched(workload, llm, prm, seed)
         each = done.problems
         tokens = each["prm_tokens_computed"], each["prm_tokens_distinct"]
         found.append(ratio_row("fork_prm_over_ideal", "x", *tokens, each["problem_id"]))
@@ -414,9 +407,14 @@ def study_rows(studies: Sequence[Study]) -> Iterator[Row]:
 
 def budget_rows(runs: pd.DataFrame) -> Iterator[Row]:
     """The rows of one budget; runs: of every time and seed, whether they finished or not."""
-    times, budget = len(runs[["time", "seed"]].drop_duplicates()), float(runs["budget"].iloc[0])
-    finished = runs[runs["status"] == FINISHED].groupby("setting")
-    done = {str(s): own.set_index(["time", "seed"]) for s, own in finished if len(own) == times}
+    budget, repeats = float(runs["budget"].iloc[0]), len(runs[["time", "seed"]].drop_duplicates())
+    finished = runs[runs["status"] == FINISHED]
+    wall, tokens, pace = (
+        finished.pivot(index=["time", "seed"], columns="setting", values=name)
+        for name in ("wall_s", "sampled_tokens", "tokens_per_s")
+    )
+    done = wall.columns[wall.count() == repeats].astype(str)
+    rates = tokens.sum() / wall.sum()
 
     def row(name: str, setting: str, peer: str | None = None) -> Row:
         """Tokens a second, beside the peer's; spread: the least and the most of all times and
@@ -428,26 +426,27 @@ def budget_rows(runs: pd.DataFrame) -> Iterator[Row]:
                 failed = runs[(runs["setting"] == needed) & (runs["status"] != FINISHED)]
                 told = (failed["status"] + ": " + failed["error"].astype(str)).tolist()
                 return Row(name, float("nan"), told[0] if told else "not measured", label)
-        own, found, beside = done[setting], done[setting]["tokens_per_s"], {}
+        found, beside = pace[setting], {}
         if peer is not None:
-            found = seconds_ratio(own, done[peer])
-            beside = {"peer_value": _rate(done[peer]), "ratio": float(found.mean())}
-        rate, spread = _rate(own), (float(found.min()), float(found.max()))
-        return Row(name, rate, "tokens/s", label, repeats=len(own), spread=spread, **beside)
+            found = wall[peer] / wall[setting]
+            beside = {"peer_value": float(rates[peer]), "ratio": float(found.mean())}
+        ends = float(found.min()), float(found.max())
+        rate = float(rates[setting])
+        return Row(name, rate, "tokens/s", label, repeats=repeats, spread=ends, **beside)
 
     ours, everything = (settings.setting_of(budget, ELASTIC, None, key) for key in (NONE, ALL))
-    thesis, at = settings.setting_of(budget, STATIC, THESIS_SHARE, NONE), f"@{budget:g}W"
+    thesis, split = (settings.setting_of(budget, STATIC, THESIS_SHARE, key) for key in (NONE, ALL))
     static = [s for s in done if f"/{STATIC}_" in s and s.endswith(f"/{NONE}")]
-    slower = {s: float(seconds_ratio(done[ours], done[s]).mean()) for s in static if ours in done}
-    fastest = min(slower, key=slower.__getitem__, default=thesis)
+    fastest, at = thesis, f"@{budget:g}W"
+    if static and ours in done:
+        fastest = str(wall[static].div(wall[ours], axis="index").mean().idxmin())
     yield row(f"elastic_vs_best_static{at}", ours, fastest)
     yield row(f"elastic_vs_static_{THESIS_SHARE:g}{at}", ours, thesis)
     yield row(f"all_vs_baseline{at}", everything, thesis)
     yield row(f"all_vs_best_static{at}", everything, fastest)
-    split = settings.setting_of(budget, STATIC, THESIS_SHARE, ALL)
     yield row(f"all_vs_static_{THESIS_SHARE:g}_all{at}", everything, split)
-    seconds = runs[runs["status"] == FINISHED].groupby(["time", "seed", *WORK])["wall_s"]
-    alike = seconds.agg(["min", "max", "size"]).query("size > 1")
+    alike = finished.groupby(["time", "seed", *WORK])["wall_s"].agg(["min", "max", "size"])
+    alike = alike.query("size > 1")
     if len(alike):
         apart, count = (alike["max"] / alike["min"]).max(), alike["size"].sum()
         yield Row(f"equal_work_differs{at}", float(apart), "x", repeats=int(count))
@@ -455,12 +454,3 @@ def budget_rows(runs: pd.DataFrame) -> Iterator[Row]:
         _, policy, technique = setting.split("/")
         name = policy if technique == NONE else f"{policy}_{technique}"
         yield row(f"{name}{at}", setting)
-
-
-def seconds_ratio(mine: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
-    """Seconds of the peer's runs over ours, both by time and seed."""
-    return theirs.loc[mine.index, "wall_s"] / mine["wall_s"]
-
-
-def _rate(runs: pd.DataFrame) -> float:
-    return float(runs["sampled_tokens"].sum() / runs["wall_s"].sum())

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
@@ -94,26 +94,22 @@ def interpreter(name: str, folder: Path, threads: int) -> tuple[Path, dict[str, 
     python = home / "bin" / "python"
     if not python.exists():
         raise PeerError(f"{name} is not installed: there is no {python}; run `make bench-peers`.")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment |= {"OMP_NUM_THREADS": str(threads), **on_a_cpu(threads)}
-    openmp = home / "lib" / "libiomp5.so"  # Intel's: what vLLM asks for on a CPU
-    if openmp.is_file():
-        environment["LD_PRELOAD"] = str(openmp.absolute())
-    return python, environment
-
-
-def on_a_cpu(threads: int) -> dict[str, str]:
-    """What vLLM reads of its environment."""
     affinity = getattr(os, "sched_getaffinity", lambda process: range(threads))
-    return {
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(affinity(0))[:threads])),
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         # It dies of code that it compiled for other settings, so it compiles anew.
         "VLLM_USE_AOT_COMPILE": "0",
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
+        "VLLM_SERVER_DEV_MODE": "1",  # without which a server's cache cannot be emptied
     }
+    openmp = home / "lib" / "libiomp5.so"  # Intel's: what vLLM asks for on a CPU
+    if openmp.is_file():
+        environment["LD_PRELOAD"] = str(openmp.absolute())
+    return python, environment
 
 
 def last_words(log: IO[str]) -> str:
@@ -285,87 +281,64 @@ class SearchAndLearn:
                     prm, dtype=getattr(torch, dtype)
                 )
                 self.candidate_tokens = [tokenizer.encode(verdict)[-1] for verdict in "+-"]
-                model = Watched(loaded.eval(), tokenizer.pad_token_id)
-                return model, LikeLlamas(tokenizer, torch)
+                loaded.register_forward_pre_hook(lambda _, given: keep(given[0], tokenizer))
+                return loaded.eval(), LikeLlamas(tokenizer, torch)
 
             def score(self, *given: Any, **more: Any) -> Any:
                 start = time.perf_counter()
                 found = super().score(*given, **more)
-                self.seconds += time.perf_counter() - start
+                counts["prm_s"] += time.perf_counter() - start
                 return found
 
+        def keep(rows: Any, tokenizer: Any) -> None:
+            for row in rows.tolist():
+                while row[-1] == tokenizer.pad_token_id:
+                    row.pop()
+                self._rows.append(tuple(row))
+
+        counts = self._counts = defaultdict[str, float](float)
+        self._rows: list[tuple[int, ...]] = []  # that the reward model computed, without padding
         torch.set_num_threads(threads)
         self._searches = {k: getattr(search, k) for k in ("beam_search", "best_of_n", "dvts")}
-        self._config = Config(custom_chat_template=None, **config)
+        self._config = self._now = Config(custom_chat_template=None, **config)
         self._prm = Judge(self._config)
-        self._llm = CountedLLM(
-            vllm.LLM(
-                model, dtype=dtype, enable_prefix_caching=True, seed=self._config.seed, **limits
-            )
-        )
+        how = {"enable_prefix_caching": True, "seed": self._config.seed, **limits}
+        self._llm: Any = vllm.LLM(model, dtype=dtype, **how)
+        self.get_tokenizer = self._llm.get_tokenizer
         told = f"{dtype}, {threads} threads, vllm {vllm.__version__}, "
         self.version = f"{told}transformers {transformers.__version__}"
 
     def search(self, problems: list[str], **changes: Any) -> dict[str, Any]:
-        """Seconds, tokens and memory of a search over the problems, from an empty prefix cache, in
+        """Seconds and tokens of a search over the problems, from an empty prefix cache, in
         batches of Config.search_batch_size. changes: of Config.
         """
-        config, prm, llm = replace(self._config, **changes), self._prm, self._llm
-        prm.search_config, prm.seconds = config, 0.0
-        llm.begin(config.max_tokens)
-        found = dict.fromkeys(("wall_s", "prm_computed", "prm_distinct"), 0.0)
-        each = config.search_batch_size
-        for batch in (problems[k : k + each] for k in range(0, len(problems), each)):
-            prm.model.rows.clear()
-            start = time.perf_counter()
-            self._searches[config.approach]({"problem": batch}, config=config, llm=llm, prm=prm)
-            found["wall_s"] += time.perf_counter() - start
-            found["prm_computed"] += sum(map(len, prm.model.rows))
-            beginnings = set[int]()  # nodes of the trie, by the hash of their tokens
-            for row in prm.model.rows:
-                beginnings.update(accumulate(row, lambda *pair: hash(pair)))
-            found["prm_distinct"] += len(beginnings)
-        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        counts = {"llm_s": llm.seconds, "prm_s": prm.seconds, "tokens": llm.tokens}
-        return found | counts | {"peak_bytes": peak}
-
-
-class CountedLLM:
-    """vllm.LLM as its searches call it, which counts. Its DVTS asks for 2,048 tokens a step
-    whatever its Config says: no request gets more than Config.max_tokens.
-    """
-
-    def __init__(self, llm: Any) -> None:
-        self._llm, self.get_tokenizer = llm, llm.get_tokenizer
-
-    def begin(self, most: int) -> None:
-        """Count from nothing, with nothing cached."""
+        config = self._now = self._prm.search_config = replace(self._config, **changes)
         self._llm.reset_prefix_cache()
-        self._most, self.tokens, self.seconds = most, 0, 0.0
+        counts, each = self._counts, config.search_batch_size
+        counts.clear()
+        for batch in (problems[k : k + each] for k in range(0, len(problems), each)):
+            self._rows.clear()
+            start = time.perf_counter()
+            ask = self._searches[config.approach]
+            ask({"problem": batch}, config=config, llm=self, prm=self._prm)
+            counts["wall_s"] += time.perf_counter() - start
+            counts["prm_computed"] += sum(map(len, self._rows))
+            beginnings = set[int]()  # nodes of the trie, by the hash of their tokens
+            for row in self._rows:
+                beginnings.update(accumulate(row, lambda *pair: hash(pair)))
+            counts["prm_distinct"] += len(beginnings)
+        return dict(counts)
 
     def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool = False) -> Any:
-        """Their outputs."""
-        start = time.perf_counter()
-        sampling_params.max_tokens = min(sampling_params.max_tokens, self._most)
-        outputs = self._llm.generate(prompts, sampling_params, use_tqdm=use_tqdm)
-        self.tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
-        self.seconds += time.perf_counter() - start
+        """vllm.LLM's, which its searches call, counted. Its DVTS asks for 2,048 tokens a step
+        whatever its Config says: no request gets more than Config.max_tokens.
+        """
+        start, params = time.perf_counter(), sampling_params
+        params.max_tokens = min(params.max_tokens, self._now.max_tokens)
+        outputs = self._llm.generate(prompts, params, use_tqdm=use_tqdm)
+        self._counts["tokens"] += sum(len(output.outputs[0].token_ids) for output in outputs)
+        self._counts["llm_s"] += time.perf_counter() - start
         return outputs
-
-
-class Watched:
-    """A reward model that keeps the rows it computes, their padding left out."""
-
-    def __init__(self, model: Any, padding: int) -> None:
-        self._model, self._padding, self.device = model, padding, model.device
-        self.rows: list[tuple[int, ...]] = []
-
-    def __call__(self, input_ids: Any) -> Any:
-        for row in input_ids.tolist():
-            while row[-1] == self._padding:
-                row.pop()
-            self.rows.append(tuple(row))
-        return self._model(input_ids)
 
 
 class LikeLlamas:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import harmonic_mean
 
 import numpy as np
 
@@ -51,11 +52,7 @@ def run(
     critiques: int | None = None,
     critique_tokens: int | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench prm`.
-
-    data: a .jsonl file as ProcessBench's; None: the tiny family. seed: of its solutions, and of
-    critiques. prm_format, critiques, critique_tokens: as a search takes them.
-    """
+    """The rows of `workbench bench prm`. seed: of the tiny family's solutions, and of critiques."""
     solutions = tiny_solutions(PROFILES[profile], seed) if data is None else read_solutions(data)
     judge = PRM(Engine(prm), prm_format).changed(None, count=critiques, tokens=critique_tokens)
     yield from rows_of(judge, solutions, seed)
@@ -156,8 +153,7 @@ def f1(right: np.ndarray, wrong: np.ndarray) -> float:
     """Harmonic mean of the accuracies on erroneous and on correct solutions; NaN without either."""
     if wrong.all() or not wrong.any():
         return float("nan")
-    first, second = float(right[wrong].mean()), float(right[~wrong].mean())
-    return 2 * first * second / (first + second) if first + second else 0.0
+    return harmonic_mean([float(right[wrong].mean()), float(right[~wrong].mean())])
 
 
 def _named(

@@ -14,11 +14,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from statistics import median, quantiles
-from typing import Any
+from threading import Event, Thread
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from workbench.bench import code_of
@@ -27,13 +29,14 @@ from workbench.errors import ConfigError
 from workbench.experiments.provenance import machine_facts, versions
 
 Work = Callable[[], object]
+T = TypeVar("T")
 Timer = Callable[[Work, int], list[float]]  # seconds of so many repeats
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured quantity. spread: half the range of the middle half of the repeats, or an
-    interval.
+    """One measured quantity. spread: half the range of the middle half of the repeats, or two
+    bounds.
 
     peer: who it is set against; ratio > 1: ours is better; ceiling: what the machine could do, in
     `unit`. A value that there cannot be is NaN, and `unit` says why ("infeasible: ...",
@@ -65,21 +68,26 @@ def median_row(
     peer: str | None = None,
     peers: Sequence[float] = (),
     ceiling: float | None = None,
+    less: bool = False,
+    extremes: bool = False,
 ) -> Row:
-    """The median of repeats, more being better where there is a peer or a ceiling.
+    """The median of repeats, more being better where there is a ceiling.
 
-    peers: the peer's repeats; ratio and spread are then of the paired ratios.
+    peers: the peer's repeats; ratio and spread are then of the paired ratios, NaN where a peer's
+    repeat came to nothing. less: is better, of ours and the peer's. extremes: the spread is the
+    least and the most, else half the range of the middle half.
     """
-    value, paired = median(values), list(values)
+    value, paired = float(np.median(values)), list(values)
     found: dict[str, Any] = {"peer": peer, "ceiling": ceiling, "repeats": len(values)}
     if peers:
-        paired = [mine / other for mine, other in zip(values, peers, strict=True)]
-        found |= {"peer_value": median(peers), "ratio": median(paired)}
+        sides = (peers, values) if less else (values, peers)
+        paired = [a / b if b else math.nan for a, b in zip(*sides, strict=True)]
+        found |= {"peer_value": float(np.median(peers)), "ratio": float(np.median(paired))}
     if ceiling is not None:
         found["share_of_ceiling"] = value / ceiling
-    if len(paired) > 1:
-        low, _, high = quantiles(paired, n=4, method="inclusive")
-        found["spread"] = (high - low) / 2
+    if len(paired) > 1 and np.isfinite(paired).all():
+        low, high = np.percentile(paired, (0, 100) if extremes else (25, 75)).tolist()
+        found["spread"] = (low, high) if extremes else (high - low) / 2
     return Row(name, value, unit, **found)
 
 
@@ -144,6 +152,41 @@ def wall_seconds(work: Work, repeats: int) -> list[float]:
         work()
         times.append(time.perf_counter() - start)
     return times
+
+
+def in_turn(contenders: Iterable[T], repeat: int) -> list[T]:
+    """In a repeat's order, which alternates: none is measured first each time."""
+    return list(contenders)[:: -1 if repeat % 2 else 1]
+
+
+def rates_in_turn(works: Sequence[Work], amount: float, repeats: int) -> list[list[float]]:
+    """Rates of each piece of work, `amount` by seconds, after a repeat that is not counted."""
+    rates: list[list[float]] = [[] for _ in works]
+    for repeat in range(-1, repeats):
+        for work, found in in_turn(zip(works, rates, strict=True), repeat):
+            start = time.perf_counter()
+            work()
+            found.append(amount / (time.perf_counter() - start))
+    return [found[1:] for found in rates]
+
+
+@contextmanager
+def meanwhile(work: Work, pause: Callable[[], float]) -> Iterator[None]:
+    """Another thread does the work at once, and again after every pause (seconds), to the end."""
+    ended = Event()
+
+    def repeat() -> None:
+        work()
+        while not ended.wait(pause()):
+            work()
+
+    thread = Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def measure_ceiling(

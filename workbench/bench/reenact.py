@@ -48,9 +48,8 @@ def run(
     profile: str = "default",
     device: str = "cpu",
 ) -> Iterator[Row]:
-    """Memory by part, throughput at each share beside the roofline's, how often events agreed.
-
-    Raises ConfigError for a GPU that is not there, OutOfMemory for one that is too small.
+    """The rows of `workbench bench reenact`: memory by part, throughput at each share beside the
+    roofline's, how often events agreed.
     """
     require_device(device)  # before anything is foretold
     answers, total = searched(llm, profile)
@@ -123,7 +122,8 @@ def reenact(answers: Answers, llm: Engine, prm: Engine) -> tuple[Trace, Throughp
     recorder, executor = Recorder("reenact"), llm.executor
     sampling = ReenactedEngine(llm, answers.recording.llm, answers)
     scoring = ReenactedEngine(prm, answers.recording.prm, answers)
-    forced: Any = ForcedExecutor(executor, RecordedExecutor(answers.tokens))
+    recorded = RecordedExecutor(answers.tokens)
+    forced: Any = ForcedExecutor(executor, executor.storage, recorded)
     llm.executor = forced
     try:
         speed = play(answers, (sampling, scoring), recorder, time.perf_counter)
@@ -137,12 +137,8 @@ class ForcedExecutor:
     """A real executor that computes and samples, and then returns the recorded tokens."""
 
     executor: Executor
+    storage: Any  # the real one's
     recorded: RecordedExecutor
-
-    @property
-    def storage(self) -> Any:
-        """The real one's."""
-        return self.executor.storage
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """The step, carried out; its sampled tokens are the recorded ones."""

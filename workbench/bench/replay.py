@@ -25,7 +25,8 @@ import torch
 
 from workbench.bench.kernels import gpu_ceiling, require_gpu
 from workbench.bench.record import Row, measure_ceiling, median_row
-from workbench.bench.search import TINY, TINY_PRM, Workload, make_workload
+from workbench.bench.search import TINY, TINY_PRM, make_workload, searched
+from workbench.config import SweepConfig
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape, total_of
 from workbench.experiments.provenance import cpu_model, memory_bytes
@@ -109,7 +110,7 @@ class Cell:
         llm, prm = (n * shape.block_bytes for n, shape in zip(self.blocks, _shapes(), strict=True))
         return simulator.SharedMemory(llm + prm, self.policy, llm / (llm + prm))
 
-    def search(self, workload: Workload, seed: int, record: Path | None = None) -> None:
+    def search(self, workload: SweepConfig, seed: int, record: Path | None = None) -> None:
         """Search once more on fresh engines."""
         given: dict[str, Any] = {"max_model_len": MODE["max_model_len"]}
         if (shared := self.shared) is not None:
@@ -118,7 +119,7 @@ class Cell:
             given["arena"] = KVArena(shared.memory, _shapes(), policy, share)
         each = zip((TINY, TINY_PRM), self.settings, strict=True)
         llm, prm = (Engine(name, **own, **given) for name, own in each)
-        self.results.append(workload.search(llm, prm, seed, record, n=self.n))
+        self.results.append(searched(workload, llm, prm, seed, record, n=self.n))
 
     @property
     def trace(self) -> Trace:
@@ -165,7 +166,7 @@ def make_cells(held_out: int) -> tuple[list[Cell], list[Cell]]:
     return grid[:count], others
 
 
-def measure(measured: list[Cell], workload: Workload, seed: int, repeats: int) -> None:
+def measure(measured: list[Cell], workload: SweepConfig, seed: int, repeats: int) -> None:
     """Search every cell so often, in turn, and those whose repeats disagree once more."""
     for _ in range(repeats):
         for cell in measured:
@@ -188,7 +189,7 @@ def this_machine(device: str = "cpu") -> Device:
 
 
 def fitted_device(
-    fitted: list[Cell], others: list[Cell], workload: Workload, seed: int, repeats: int
+    fitted: list[Cell], others: list[Cell], workload: SweepConfig, seed: int, repeats: int
 ) -> tuple[dict[int, Answers], Device]:
     """A recording of each n; this machine with the terms that explain the fitted cells' steps.
 

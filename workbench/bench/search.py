@@ -15,8 +15,9 @@ sameness, never for accuracy.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,14 +26,14 @@ from tqdm.auto import tqdm
 
 from workbench.bench.beside import chosen_systems, rows_beside
 from workbench.bench.record import Row
-from workbench.config import StrategyConfig
+from workbench.config import SweepConfig
 from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, RecordingError, nearest
-from workbench.experiments.execute import make_search, with_wall_part
+from workbench.experiments.execute import Pair, make_search, with_wall_part
+from workbench.experiments.runs import sweep_problems
 from workbench.experiments.settings import RunSpec, sweep_config
 from workbench.experiments.statistics import bootstrap_ratio
-from workbench.search.problems import Problem, load_problems
 from workbench.search.recording import require_destination
 from workbench.search.result import SearchResult
 from workbench.search.search import SYSTEM_PROMPTS
@@ -46,62 +47,46 @@ TINY, TINY_PRM = "tiny-solver", "tiny-prm"
 BATCH = 32  # problems in flight on the tiny pair
 BLOCKS = 16384  # of each tiny engine; roomy: what is measured is the search, not the memory
 KV_MEMORY = "2GiB"  # of each engine of true size
+PROMPT = "search-and-learn"  # of SYSTEM_PROMPTS: as the field asks MATH-500
 WARM_UP_SEED = 10_000
 WITHOUT = "without PRM cache and score cache"
-PROMPT = "search-and-learn"  # of SYSTEM_PROMPTS: as the field asks MATH-500
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Problems, models and the search over them."""
-
-    llm: str
-    prm: str
-    problems: tuple[Problem, ...]
-    config: StrategyConfig
-
-    @property
-    def mode(self) -> dict[str, Any]:
-        """The search's sizes as a record's mode names them."""
-        names = ("n", "beam_width", "max_depth", "max_step_tokens")
-        own = {"prm": self.prm} | {name: getattr(self.config, name) for name in names}
-        told = {"problems_in_flight": self.config.min_problem_batch}
-        return own | told | ({"system_prompt": PROMPT} if self.config.system_prompt else {})
-
-    def search(
-        self,
-        llm: TokenEngine,
-        prm: TokenEngine,
-        seed: int = 0,
-        record: Path | None = None,
-        **changes: Any,
-    ) -> SearchResult:
-        """All problems searched; changes: of the configuration."""
-        config = replace(self.config, **changes)
-        return make_search(self.problems, llm, prm, config, seed, record).play()
 
 
 def make_workload(
-    llm: str,
-    prm: str | None = None,
-    source: str | None = None,
-    limit: int = 0,
-    levels: tuple[int, ...] | None = None,
-    **sizes: Any,
-) -> Workload:
-    """The first `limit` problems of a source (None: the tiny family, or MATH-500, which is asked as
-    the field asks). prm: None is tiny-prm beside tiny-solver, else the generator itself. levels:
-    None is all. sizes: of the configuration.
+    llm: str, prm: str | None = None, source: str | None = None, limit: int = 1, **settings: Any
+) -> SweepConfig:
+    """A search of the first `limit` problems of a source (None: the tiny family, or MATH-500, which
+    is asked as the field asks). prm: None is tiny-prm beside tiny-solver, else the generator.
     """
     tiny = llm == TINY
     prm = prm or (TINY_PRM if tiny else llm)
+    own: dict[str, Any] = {"prm_format": "rlhflow" if prm == llm else None}
     if not tiny:
-        prompt = SYSTEM_PROMPTS[PROMPT]
-        sizes = {"max_depth": 10, "max_step_tokens": 128, "system_prompt": prompt} | sizes
-    config = StrategyConfig(prm_format="rlhflow" if prm == llm else None, **sizes)
+        own |= {"max_depth": 10, "max_step_tokens": 128, "system_prompt": SYSTEM_PROMPTS[PROMPT]}
     source = source or ("tiny" if tiny else "math500")
-    problems = load_problems(source, limit, levels) if limit else []
-    return Workload(llm, prm, tuple(problems), config)
+    own |= {"llm": llm, "prm": prm, "problems": source, "num_problems": limit}
+    return SweepConfig(**own | settings)
+
+
+def searched(
+    workload: SweepConfig,
+    llm: TokenEngine,
+    prm: TokenEngine,
+    seed: int = 0,
+    record: Path | None = None,
+    **changes: Any,
+) -> SearchResult:
+    """All its problems searched on two engines; changes: of its settings."""
+    config = replace(workload, **changes)
+    return make_search(sweep_problems(config), llm, prm, config, seed, record).play()
+
+
+def sizes_of(workload: SweepConfig) -> dict[str, Any]:
+    """The search's sizes as a record's mode names them."""
+    names = ("prm", "n", "beam_width", "max_depth", "max_step_tokens")
+    own = {name: getattr(workload, name) for name in names}
+    own["problems_in_flight"] = workload.min_problem_batch
+    return own | ({"system_prompt": PROMPT} if workload.system_prompt else {})
 
 
 def roomy_engine(model: str, **settings: Any) -> Engine:
@@ -119,16 +104,12 @@ def run(
     strategy: str = "beam_search",
     repeats: int | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench search`.
-
-    prm: None is tiny-prm beside tiny-solver, else the generator itself. seeds: as many as these
-    instead of the profile's, on the tiny pair. problems: a file of them. peer: whole systems beside
-    ours (bench/beside.py) on easy MATH problems, and nothing else; strategy: what all of them play;
-    repeats: searches of each, instead of the profile's.
+    """The rows of `workbench bench search`; with `peer` those of whole systems beside ours, on easy
+    MATH problems, and nothing else.
     """
     if peer is not None:
         systems, limit = chosen_systems(peer), PEER_PROBLEMS[profile]
-        workload = make_workload(llm, prm, problems, limit, EASY, strategy=strategy)
+        workload = make_workload(llm, prm, problems, limit, levels=EASY, strategy=strategy)
         times = range(repeats or PEER_REPEATS[profile])
         yield from rows_beside(workload, systems, KV_MEMORY, seeds=times)
         return
@@ -144,37 +125,37 @@ def run(
 
 def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
-    llm, prm = settings["llm"], settings["prm"]
+    llm, prm, profile = (settings[name] for name in ("llm", "prm", "profile"))
     if settings["peer"] is not None:
-        workload = make_workload(llm, prm, strategy=settings["strategy"])
         told: dict[str, Any] = {"peer": ",".join(chosen_systems(settings["peer"]))}
         told |= {"kv_memory": KV_MEMORY, "reuse_partial_blocks": True}
-        profile = settings["profile"]
         told |= {"problems": PEER_PROBLEMS[profile]}
-        return told | workload.mode | {"repeats": settings["repeats"] or PEER_REPEATS[profile]}
+        told |= {"repeats": settings["repeats"] or PEER_REPEATS[profile]}
+        return told | sizes_of(make_workload(llm, prm, strategy=settings["strategy"]))
     if llm != TINY:
-        return {"batch_invariant": True, "kv_memory": KV_MEMORY} | make_workload(llm, prm).mode
-    limit, seeds = PROFILES[settings["profile"]]
+        own = {"batch_invariant": True, "kv_memory": KV_MEMORY}
+        return own | sizes_of(make_workload(llm, prm))
+    limit, seeds = PROFILES[profile]
     counts = {"problems": limit, "uncached_problems": min(limit, UNCACHED_PROBLEMS)}
     counts |= {"batch_invariant": True, "seeds": settings["seeds"] or seeds}
-    return make_workload(llm, prm, min_problem_batch=BATCH).mode | counts
+    return sizes_of(make_workload(llm, prm, min_problem_batch=BATCH)) | counts
 
 
-def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
+def tiny_rows(workload: SweepConfig, seeds: int) -> Iterator[Row]:
     """Pace, accuracy and gains over all problems and seeds, and what the PRM computes."""
     llm, prm = engines = roomy_engine(workload.llm), roomy_engine(workload.prm)
     found: list[pd.DataFrame] = []
     count, sampled = 0, dict[str, Any](strategy="best_of_n", max_step_tokens=2048, beam_width=1)
-    warm_up = replace(workload, problems=workload.problems[:2])  # compiled kernels, allocators
-    warm_up.search(llm, prm, WARM_UP_SEED)
+    searched(workload, llm, prm, WARM_UP_SEED, num_problems=2)  # compiled kernels, allocators
     for seed in tqdm(range(seeds), desc="seeds"):
-        _forget(*engines)
-        beam = workload.search(llm, prm, seed)
-        shuffled = workload.search(llm, prm, seed, score_shuffle_seed=seed)
-        samples = workload.search(llm, prm, seed, **sampled)
+        for engine in engines:
+            engine.cache.reset()
+        beam = searched(workload, llm, prm, seed)
+        shuffled = searched(workload, llm, prm, seed, score_shuffle_seed=seed)
+        samples = searched(workload, llm, prm, seed, **sampled)
         each, used = samples.problems, beam.throughput.tokens / samples.throughput.tokens
-        count = count or max(1, round(workload.config.n * used))
-        equal = workload.search(llm, prm, seed, **sampled, n=count)
+        count = count or max(1, round(workload.n * used))
+        equal = searched(workload, llm, prm, seed, **sampled, n=count)
         other = {
             "shuffled": shuffled.problems["correct"].to_numpy(float),
             "majority": samples.correct_by("majority").to_numpy(float),
@@ -207,16 +188,25 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
         yield ratio_row(name, *columns, done["problem_id"], seeds)
     yield Row("equal_tokens_n", count, "samples")
 
-    _forget(*engines)
-    few = replace(workload, problems=workload.problems[:UNCACHED_PROBLEMS])
-    bare = roomy_engine(few.prm, enable_prefix_caching=False)
-    ours, without = few.search(llm, prm), few.search(llm, bare, score_cache=False)
-    yield _tokens_saved("prm_tokens_saved", ours, without)
+    few = replace(workload, num_problems=min(workload.num_problems, UNCACHED_PROBLEMS))
+    yield _tokens_saved("prm_tokens_saved", *with_and_without_caches(few, roomy_engine))
 
 
-def _forget(*engines: Engine) -> None:
-    for engine in engines:
-        engine.cache.reset()
+def with_and_without_caches(
+    workload: SweepConfig, make: Callable[..., Engine]
+) -> tuple[SearchResult, SearchResult]:
+    """The same search with PRM cache and score cache, then without. Both begin with empty caches,
+    kernels compiled and allocators warm. make: an engine of a model.
+    """
+    llm, found = make(workload.llm), list[SearchResult]()
+    brief: dict[str, Any] = {"num_problems": 1, "max_depth": 1, "max_step_tokens": 4}
+    for caches in (True, False):
+        prm = make(workload.prm, enable_prefix_caching=caches)
+        searched(workload, llm, prm, WARM_UP_SEED, **brief)
+        for engine in (llm, prm):
+            engine.cache.reset()
+        found.append(searched(workload, llm, prm, score_cache=caches))
+    return found[0], found[1]
 
 
 def ratio_row(
@@ -233,19 +223,9 @@ def _tokens_saved(name: str, ours: SearchResult, without: SearchResult) -> Row:
     return ratio_row(name, "x", dear, cheap, ours.problems["problem_id"])
 
 
-def real_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
-    """Problems/min, tokens/s and PRM tokens beside the run without caches, then the ratio.
-
-    Both runs begin with empty caches, kernels compiled and allocators warm.
-    """
-    llm, found = Engine(workload.llm, kv_memory=KV_MEMORY), []
-    brief = replace(workload, problems=workload.problems[:1])
-    for caches in (True, False):
-        prm = Engine(workload.prm, kv_memory=KV_MEMORY, enable_prefix_caching=caches)
-        brief.search(llm, prm, WARM_UP_SEED, max_depth=1, max_step_tokens=4)
-        _forget(llm, prm)
-        found.append(workload.search(llm, prm, seed, score_cache=caches))
-    ours, other = found
+def real_rows(workload: SweepConfig) -> Iterator[Row]:
+    """Problems/min, tokens/s and PRM tokens beside the run without caches, then the ratio."""
+    ours, other = with_and_without_caches(workload, partial(Engine, kv_memory=KV_MEMORY))
     name = Path(workload.llm).name.split("-")[0].lower()  # `smollm2` of `smollm2-135m`
     speed, slow = ours.throughput, other.throughput
     for row, unit in (("search", "problems_per_min"), ("search_tokens", "tokens_per_s")):
@@ -297,10 +277,8 @@ def make_recording(
     model, num_problems, n, beam_width = PLANS[name]
     workload = make_workload(model, None, source, num_problems)
     if model == TINY:
-        config = sweep_config("default")
-        workload = replace(workload, config=config)
-        spec = RunSpec(config, config.sentinel_share, 0)
-        llm, prm = (Engine(**spec.engine(role).to_dict()) for role in ("llm", "prm"))
+        workload = sweep_config("default", problems=source, num_problems=num_problems)
+        llm, prm = Pair(RunSpec(workload, workload.sentinel_share, 0)).engines.values()
     else:
         llm, prm = (Engine(model, kv_memory=KV_MEMORY) for _ in range(2))
-    return workload.search(llm, prm, record=Path(path), n=n, beam_width=beam_width)
+    return searched(workload, llm, prm, record=Path(path), n=n, beam_width=beam_width)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -33,33 +34,25 @@ import urllib.request
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.parse import urlsplit
 
 import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from workbench.bench.engine import (
-    PEERS_FOLDER,
-    TRANSFORMERS,
-    chosen_peers,
-    multiplies_bfloat16,
-    peer_files,
-)
+from workbench.bench.engine import PEERS_FOLDER, TRANSFORMERS, chosen_peers, peer_dtypes, peer_files
 from workbench.bench.peers import PeerError, interpreter, last_words
-from workbench.bench.record import Row
+from workbench.bench.record import Row, in_turn, median_row
 from workbench.config import EngineConfig
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import MarginalValue
-from workbench.models.gguf import GGUFFile, TokenizerReader
 from workbench.models.registry import DUMMY
 from workbench.search.answers import check_choice
 
@@ -73,7 +66,8 @@ SHARES = (50, 95, 99)  # percentiles
 EVERY = 0.2  # seconds between two looks at /health: fifty a second were a load of their own
 REFUSALS = {"refused": 503, "late": 504}
 RATE, ALONE = "tokens_per_s", "in process"
-COMPARED = {RATE: "tokens/s", "ttft_p95": "s", "itl_p95": "s"}  # with peers
+COMPARED = (RATE, "ttft_p95", "itl_p95")  # with peers
+UNITS = {RATE: "tokens/s", "goodput": "requests/s"}
 FAST = "Q4_0"  # of its formats the one that llama.cpp decodes fastest
 START_SECONDS = 900.0  # until a server is ready: vLLM compiles
 OURS = "import sys; from workbench.cli import main; sys.exit(main())"
@@ -89,8 +83,7 @@ server = xllamacpp.Server(params)
 time.sleep(1e9)
 """
 Bodies = list[dict[str, object]]
-Place = tuple[str, int]  # host and port
-Sides = Sequence[Sequence[float]]  # ours and a peer's, by turn
+ENDS: dict[str, Any] = {"extremes": True}  # of a few turns
 
 
 @dataclass(slots=True)
@@ -143,10 +136,7 @@ def run(
     seed: int = 0,
     repeats: int | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench serve`, after the last turn. url: of a server that runs already,
-    to be asked for `model`; rate: requests a second, in place of a closed loop; peers: as of `bench
-    engine`; repeats: turns, instead of the profile's.
-    """
+    """The rows of `workbench bench serve`, after the last turn; repeats: turns."""
     check_choice("part", part, ("distinct", "shared", "two"))
     counts, two = [int(each) for each in clients.split(",")], part == "two"
     models, most = (model, f"{DUMMY}{model}") if two else (model,), max(counts)
@@ -163,39 +153,43 @@ def run(
 
     in_process(engines, first := prompts(1), 1)  # kernels are compiled
     with ExitStack() as running:
-        up = served(ours(models, most)) if url is None else nullcontext((placed(url), 0))
-        places: dict[str, Place | None] = {ALONE: None, "": running.enter_context(up)[0]}
+        up = served(ours(models, most)) if url is None else nullcontext(url)
+        urls: dict[str, str | None] = {ALONE: None, "": running.enter_context(up)}
         commands = peer_commands(model, most, chosen)
         for name, command in commands.items():
             try:
-                places[name], _ = running.enter_context(served(command))
+                urls[name] = running.enter_context(served(command))
             except PeerError as error:
                 warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
-        found = {count: {name: Turns() for name in places} for count in counts}
+        found = {count: {name: Turns() for name in urls} for count in counts}
         turns = range(repeats or REPEATS[profile])
         for turn, count in tqdm([*product(turns, counts)], desc="loads", leave=False):
             asked = prompts(count * ROUNDS)
             if part == "shared":
                 asked[0][:, :SHARED] = prefix
-            for name, place in [*places.items()][:: -1 if turn % 2 else 1]:
+            for name, where in in_turn(urls.items(), turn):
                 own = found[count][name]
-                if place is None:
+                if where is None:
                     own.answers.append(in_process(engines, asked, count))
                     continue
-                asyncio.run(loads(place, bodies(first), [1] * len(models)))
+                asyncio.run(loads(where, bodies(first), [1] * len(models)))
                 how = [count] * len(models), rate, seed + turn * len(models)
-                answers, health = asyncio.run(loads(place, bodies(asked), *how))
+                answers, health = asyncio.run(loads(where, bodies(asked), *how))
                 own.answers.append([*chain(*answers)])
                 own.health += health
     for count, each in found.items():
         suffix = f"{'two_' * two}c{count}"
-        yield from rows_of(each[""], each[ALONE], suffix)
-        for name in [*places][2:]:
-            yield from compared(each[""], each[name], name, commands[name].label, suffix)
+        yield from rows_of(each[""], each[ALONE], ALONE, suffix)
+        for name in [*urls][2:]:
+            yield from rows_of(each[""], each[name], commands[name].label, f"{suffix}@{name}")
         if count > 1 and 1 in found and not two:
             one = found[1]
-            gains = [[*map(quotient, each[n].each(RATE), one[n].each(RATE))] for n in ("", ALONE)]
-            yield paired_row(f"over_sequential_{suffix}", "ratio", ALONE, gains)
+            gains, alone = (
+                [a / b if b else math.nan for a, b in zip(each[n].each(RATE), one[n].each(RATE))]
+                for n in ("", ALONE)
+            )
+            row = f"over_sequential_{suffix}"
+            yield median_row(row, gains, "ratio", peer=ALONE, peers=alone, **ENDS)
 
 
 def engines_of(models: Sequence[str], most: int) -> list[Engine]:
@@ -231,44 +225,22 @@ def in_process(engines: Sequence[Engine], asked: Sequence[np.ndarray], count: in
     return [Answer(start, 200, [end], end)] * sum(map(len, asked))
 
 
-def rows_of(ours: Turns, alone: Turns, suffix: str) -> Iterator[Row]:
-    """What a load comes to; alone: the same in process."""
-    for name, value in ours.whole().items():
-        row = f"{name}_{suffix}"
-        if name == RATE:
-            yield paired_row(row, "tokens/s", ALONE, (ours.each(name), alone.each(name)))
-            continue
-        unit = "s" if "_p" in name else "requests/s" if name == "goodput" else "requests"
-        yield Row(row, value, unit, repeats=len(ours.answers))
-
-
-def compared(ours: Turns, theirs: Turns, name: str, label: str, suffix: str) -> Iterator[Row]:
-    """Our load against a peer's; and how many of its requests it refused or lost."""
-    mine, other = ours.whole(), theirs.whole()
-    for each, unit in COMPARED.items():
-        row, sides = f"{each}_{suffix}@{name}", (ours.each(each), theirs.each(each))
-        yield paired_row(row, unit, label, sides, each == RATE, (mine[each], other[each]))
-    for each in (*REFUSALS, "lost"):
-        row, both = f"{each}_{suffix}@{name}", (mine[each], "requests", label, other[each])
-        yield Row(row, *both, repeats=len(ours.answers))
-
-
-def paired_row(
-    name: str, unit: str, peer: str, sides: Sides, more: bool = True, whole: Any = None
-) -> Row:
-    """Turns of ours and of a peer, paired: the median ratio, above 1 where ours is better, and the
-    least and the most of two or more. Values are medians, or the two of `whole`; more: is better.
+def rows_of(ours: Turns, theirs: Turns, label: str, suffix: str) -> Iterator[Row]:
+    """What a load comes to, beside the same in process; or beside a peer what is COMPARED, and how
+    many of its requests were refused or lost.
     """
-    ratios = [*map(quotient, *(sides if more else sides[::-1]))]
-    ratio, *values = (float(np.median(each)) for each in (ratios, *sides))
-    value, other = whole or values
-    spread = (min(ratios), max(ratios)) if len(ratios) > 1 and np.isfinite(ratio) else None
-    return Row(name, value, unit, peer, other, ratio, repeats=len(ratios), spread=spread)
-
-
-def quotient(above: float, below: float) -> float:
-    """NaN over nothing: of a server that answered no request."""
-    return above / below if below else float("nan")
+    mine, other, repeats = ours.whole(), theirs.whole(), len(ours.answers)
+    compared = (RATE,) if label == ALONE else COMPARED
+    for name, value in mine.items():
+        row, unit = f"{name}_{suffix}", UNITS.get(name, "s" if "_p" in name else "requests")
+        if name in compared:
+            sides: dict[str, Any] = {"values": ours.each(name), "peers": theirs.each(name)}
+            found = median_row(row, unit=unit, peer=label, less=name != RATE, **sides, **ENDS)
+            yield replace(found, value=value, peer_value=other[name])
+        elif label == ALONE:
+            yield Row(row, value, unit, repeats=repeats)
+        elif unit == "requests":
+            yield Row(row, value, unit, label, other[name], repeats=repeats)
 
 
 # -- servers --
@@ -282,43 +254,33 @@ def ours(models: Sequence[str], most: int, *words: str) -> Command:
 
 def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Command]:
     """The peers' servers, by the names in the rows."""
-    if not chosen:
-        return {}
-    found = dict[str, Command]()
-    (folder, gguf), threads = searchable(model), torch.get_num_threads()
-    longest, settings = TOKENS + NEW, f"{threads} threads, {most} sequences, 2048 tokens a step"
+    found, longest, threads = dict[str, Command](), TOKENS + NEW, torch.get_num_threads()
+    settings = f"{threads} threads, {most} sequences, 2048 tokens a step"
     limits = {"max_num_seqs": most, "max_model_len": longest, "max_num_batched_tokens": 2048}
     for name in chosen:
+        folder, gguf = peer_files(model)
         try:
             if name == "llama.cpp":
                 if gguf is None:
                     raise PeerError(f"{model} is no .gguf file")
                 python, environment = interpreter(name, PEERS_FOLDER.absolute(), threads)
-                given = {"model": str(gguf.absolute()), "threads": threads, "n_parallel": most}
-                given |= {"n_ctx": most * (longest + 16), "n_batch": 2048}
                 fast = folder.with_name(f"{folder.name}-{FAST}.gguf")  # of `bench engine`
                 gguf = fast if fast.is_file() else gguf
-                told = f"xllamacpp{version(name, 'xllamacpp')} (llama.cpp's server as released, "
+                given = {"model": str(gguf.absolute()), "threads": threads, "n_parallel": most}
+                given |= {"n_ctx": most * (longest + 16), "n_batch": 2048}
+                told = f"xllamacpp{version_of(name, 'xllamacpp')} (llama.cpp's server as released, "
                 told += f"without AVX-512, {gguf.name.rsplit('-')[-1]}, "
                 words = [str(python), "-c", LLAMA_CPP, json.dumps(given)]
                 found[name] = Command(f"{told}{settings})", words, environment)
                 continue
-            for dtype in ("float32", "bfloat16")[: 1 + multiplies_bfloat16()]:
-                told = f"vllm serve{version(name, 'vllm')} ({dtype}, {settings})"
+            for dtype in peer_dtypes():
+                told = f"vllm serve{version_of(name, 'vllm')} ({dtype}, {settings})"
                 label = name if dtype == "float32" else f"{name}-{dtype}"
                 own = {"served_model_name": model, "dtype": dtype, **limits}
                 found[label] = vllm_command(told, folder, "--disable-log-stats", **own)
         except PeerError as error:
             warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
     return found
-
-
-def searchable(model: str) -> tuple[Path, Path | None]:
-    """`peer_files` with the tokenizer and chat template in the folder, as other systems read it."""
-    folder, gguf = peer_files(model, PEERS_FOLDER / "models")
-    if gguf is not None and not (folder / "tokenizer_config.json").is_file():
-        TokenizerReader(GGUFFile(gguf)).read().save(folder)
-    return folder, gguf
 
 
 def vllm_command(label: str, folder: Path, *flags: str, **options: Any) -> Command:
@@ -332,19 +294,20 @@ def vllm_command(label: str, folder: Path, *flags: str, **options: Any) -> Comma
     return Command(label, [*server, *words, *flags, "--port"], environment)
 
 
-def version(peer: str, package: str) -> str:
+def version_of(peer: str, package: str) -> str:
     """Of what is installed in a peer's environment, after a space; "" where it is not."""
     found = (PEERS_FOLDER / peer).glob(f"lib/python*/site-packages/{package}*.dist-info")
     return "".join(f" {each.stem.rpartition('-')[2]}" for each in found)
 
 
 @contextmanager
-def served(command: Command) -> Iterator[tuple[Place, int]]:
-    """A server in a process of its own; its place and process id, once it is ready. Raises
-    PeerError with what it said where it does not start.
+def served(command: Command) -> Iterator[str]:
+    """A server in a process of its own; its url, once it is ready. Raises PeerError with what it
+    said where it does not start.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         try:
             server = subprocess.Popen(
@@ -355,11 +318,11 @@ def served(command: Command) -> Iterator[tuple[Place, int]]:
             raise PeerError(f"{error}; run `make bench-peers`") from error
         try:
             end = time.monotonic() + START_SECONDS
-            while not is_ready(port):
+            while not is_ready(url):
                 if server.poll() is not None or time.monotonic() > end:
                     raise PeerError(f"the server did not start: {last_words(said)}")
                 time.sleep(0.2)
-            yield ("127.0.0.1", port), server.pid
+            yield url
         finally:
             server.terminate()
             try:
@@ -369,32 +332,28 @@ def served(command: Command) -> Iterator[tuple[Place, int]]:
                 server.wait()
 
 
-def summed(metrics: str, name: str) -> float:
-    """What /metrics told of a metric, over all its labels. name: a regular expression."""
-    values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", metrics, re.MULTILINE)
-    return sum(map(float, values))
-
-
-def is_ready(port: int) -> bool:
+def is_ready(url: str) -> bool:
     """Whether /health says so."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
-    except (URLError, OSError):
+    except OSError:
         return False
 
 
-def placed(url: str) -> Place:
-    """Of a server that runs already."""
-    parts = urlsplit(url)
-    return parts.hostname or "127.0.0.1", parts.port or 80
+def metrics_of(url: str, *names: str) -> list[float]:
+    """What a server's /metrics says of each, over all its labels. names: regular expressions."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        text = answer.read().decode()
+    lines = (rf"^{name}(?:\{{.*\}})? (\S+)$" for name in names)
+    return [sum(map(float, re.findall(line, text, re.MULTILINE))) for line in lines]
 
 
 # -- the client --
 
 
 async def load(
-    place: Place, bodies: Bodies, clients: int, rate: float | None = None, seed: int = 0
+    url: str, bodies: Bodies, clients: int, rate: float | None = None, seed: int = 0
 ) -> list[Answer]:
     """The answers to all requests: of so many clients, or at so many requests a second."""
     if rate is None:
@@ -402,19 +361,19 @@ async def load(
 
         async def client() -> None:
             for body in left:  # shared by all
-                answers.append(await ask(place, body))
+                answers.append(await ask(url, body))
 
         await asyncio.gather(*(client() for _ in range(clients)))
         return answers
     random, tasks = np.random.default_rng(seed), list[asyncio.Task[Answer]]()
     for body in bodies:
-        tasks.append(asyncio.create_task(ask(place, body)))
+        tasks.append(asyncio.create_task(ask(url, body)))
         await asyncio.sleep(random.exponential(1 / rate))
     return await asyncio.gather(*tasks)
 
 
 async def loads(
-    place: Place,
+    url: str,
     asked: Sequence[Bodies],
     clients: Sequence[int],
     rate: float | None = None,
@@ -425,13 +384,13 @@ async def loads(
 
     async def watch() -> None:
         while True:
-            answer = await ask(place, {})
+            answer = await ask(url, {})
             health.append(answer.ended - answer.sent)
             await asyncio.sleep(EVERY)
 
     watching = asyncio.create_task(watch())
     each = enumerate(zip(asked, clients, strict=True))  # each arrives by its own chance
-    answers = await asyncio.gather(*(load(place, *own, rate, seed + k) for k, own in each))
+    answers = await asyncio.gather(*(load(url, *own, rate, seed + k) for k, own in each))
     watching.cancel()
     return answers, health
 
@@ -462,16 +421,17 @@ class _Client(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-async def ask(place: Place, body: dict[str, object]) -> Answer:
+async def ask(url: str, body: dict[str, object]) -> Answer:
     """One streamed completion, or GET /health where the body is empty."""
     answer, text = Answer(time.perf_counter()), json.dumps(body) if body else ""
-    line = "POST /v1/completions" if body else "GET /health"
-    head = f"{line} HTTP/1.1\r\nHost: {place[0]}\r\nConnection: close\r\n"
+    place, line = urlsplit(url), "POST /v1/completions" if body else "GET /health"
+    host, port = place.hostname or "127.0.0.1", place.port or 80
+    head = f"{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
     loop = asyncio.get_running_loop()
     try:
         _, client = await loop.create_connection(
-            lambda: _Client(answer, (head + text).encode()), *place
+            lambda: _Client(answer, (head + text).encode()), host, port
         )
         await client.ended
     except OSError:

@@ -20,18 +20,19 @@ from pathlib import Path
 from random import Random
 from statistics import linear_regression, median
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 from time import perf_counter
 
 from tqdm.auto import tqdm
 
 from workbench.bench.identity import nodes_of
-from workbench.bench.record import Row
-from workbench.bench.search import TINY, Workload, make_workload, roomy_engine
+from workbench.bench.record import Row, meanwhile
+from workbench.bench.search import TINY, make_workload, roomy_engine, searched
+from workbench.config import SweepConfig
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import WorkbenchError
 from workbench.experiments.execute import make_search
+from workbench.experiments.runs import sweep_problems
 from workbench.kvcache.arena import KVArena
 from workbench.search.recording import read_recording
 from workbench.search.search import Search
@@ -50,19 +51,17 @@ class Interrupt(KeyboardInterrupt):
 
 
 def run(profile: str = "default", minutes: float | None = None, seed: int = 0) -> Iterator[Row]:
-    """The rows of `workbench bench soak`; WorkbenchError after them if anything was broken.
-
-    minutes: how long, instead of the profile's. seed: of when and how searches are disturbed.
-    """
+    """The rows of `workbench bench soak`; WorkbenchError after them if anything was broken."""
     workload = make_workload(TINY, limit=PROBLEMS, min_problem_batch=PROBLEMS)
     yield from soak(workload, 60 * (PROFILES[profile] if minutes is None else minutes), seed)
 
 
-def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
+def soak(workload: SweepConfig, least_s: float, seed: int = 0) -> Iterator[Row]:
     """See run. For so many seconds, and at least LEAST searches."""
-    names, random, done = (workload.llm, workload.prm), Random(seed), Counter[str]()
+    names, problems = (workload.llm, workload.prm), sweep_problems(workload)
+    random, done = Random(seed), Counter[str]()
     llm, prm = (roomy_engine(name, max_model_len=LONGEST) for name in names)
-    expected = [nodes_of(workload.search(llm, prm, each)) for each in range(SEEDS)]
+    expected = [nodes_of(searched(workload, llm, prm, each)) for each in range(SEEDS)]
     shapes = [block_shape(name, max_model_len=LONGEST) for name in names]
     least_bytes = sum(shape.block_bytes * shape.floor_blocks for shape in shapes)
     arena = KVArena(int(FLOORS * least_bytes), shapes)
@@ -70,13 +69,21 @@ def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
     broken: list[str] = []
     resident: list[tuple[float, int]] = []  # seconds, bytes
     usual_s, start = 1.0, perf_counter()
-    with resplits(arena, random, done, broken), TemporaryDirectory() as folder:
+
+    def resplit() -> None:  # one below a floor is refused, and not counted
+        try:
+            done["resplits"] += not arena.resplit(random.uniform(0.1, 0.9)).refused
+        except Exception as error:  # else the thread would end unseen
+            broken.append(f"a re-split: {error!r}")
+
+    splitting = meanwhile(resplit, lambda: random.uniform(0, PAUSE_S))
+    with splitting, TemporaryDirectory() as folder:
         for number in tqdm(count(), desc="searches"):
             if number >= LEAST and perf_counter() - start > least_s:
                 break
             record = None if number else Path(folder, "recording")
             which, began = number // 2 % SEEDS, perf_counter()
-            search = make_search(workload.problems, llm, prm, workload.config, which, record)
+            search = make_search(problems, llm, prm, workload, which, record)
             try:
                 if record is not None:
                     meet_full_disk(search, record)
@@ -110,31 +117,6 @@ def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
     if broken or done["wrong"]:
         told = "; ".join(broken[:3]) or f"{done['wrong']} nodes differ"
         raise WorkbenchError(f"The soak broke something: {told}. Repeat it with --seed {seed}.")
-
-
-@contextmanager
-def resplits(
-    arena: KVArena, random: Random, done: Counter[str], broken: list[str]
-) -> Iterator[None]:
-    """Another thread splits the arena anew, again and again; a split below a floor is refused, and
-    not counted.
-    """
-    ended = Event()
-
-    def work() -> None:
-        try:
-            while not ended.wait(random.uniform(0, PAUSE_S)):
-                done["resplits"] += not arena.resplit(random.uniform(0.1, 0.9)).refused
-        except Exception as error:  # else the thread would end unseen
-            broken.append(f"a re-split: {error!r}")
-
-    thread = Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @contextmanager
