@@ -4,14 +4,17 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import numpy as np
 import openai
 import pytest
 
-from tests.serving.conftest import require_idle, running
+from tests.serving.conftest import SMALL, require_idle, running
 from tests.serving.test_refusals import ask
 from workbench import PRM, BeamSearch, Engine, Problem, SamplingParams, run_search
+from workbench.engine.memory import block_shape
 from workbench.serving.protocol import Choice, CompletionRequest
 
 SOLVER, PROBLEM = "tiny-solver", "Compute 7-3+12."
@@ -134,6 +137,40 @@ def test_models_tokens_and_states(service, client):
         assert f'vllm:{name}{{model_name="{SOLVER}"}} ' in metrics
 
 
+def test_metrics_mean_what_vllm_s_mean():
+    """A preempted request waits, and is counted when it is; a token is when it is sampled, whatever
+    becomes of its request.
+    """
+    shape = block_shape(SOLVER, max_model_len=SMALL["max_model_len"])
+    least = shape.floor_blocks * shape.block_bytes  # of one request, and too little for two
+    with running((f"{SOLVER}={least * 5 // 4}",)) as service:
+        engine, seen = service.thread.engines[SOLVER], list[tuple[dict[str, float], Any]]()
+        submit = engine.executor.submit
+
+        def watched(plan):
+            seen.append((service.thread.state(SOLVER), engine.scheduler.counts))
+            return submit(plan)
+
+        engine.executor.submit = watched
+        url = f"{service.url}/v1"
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        asked = {"model": SOLVER, "prompt": PROBLEM, "extra_body": {"ignore_eos": True}}
+        gone = client.completions.create(**asked, max_tokens=400, stream=True)
+        tokens = [next(gone) for _ in range(5)]
+        gone.close()
+        require_idle(service)
+        labels = {"model_name": SOLVER}
+        value = partial(service.thread.metrics.registry.get_sample_value, labels=labels)
+        assert value("vllm:generation_tokens_total") >= len(tokens)
+        assert value("vllm:prompt_tokens_total") == len(engine.tokenizer.encode(PROBLEM))
+        client.completions.create(**asked, n=2, max_tokens=400)
+        assert any(counts.waiting for _, counts in seen)
+        for state, counts in seen:
+            assert (state["running"], state["waiting"]) == (counts.running, counts.waiting)
+        preempted = sum(counts.preempted for _, counts in seen)
+        assert value("vllm:num_preemptions_total") == preempted > 0
+
+
 def test_reward_models_answer_in_vllm_s_shapes(service):
     """/pooling gives [bad, good] after each step, /generative_scoring the same from its labels."""
     prm = PRM(Engine("tiny-prm", weights=service.thread.engines["tiny-prm"].weights,
@@ -155,6 +192,9 @@ def test_reward_models_answer_in_vllm_s_shapes(service):
     assert np.allclose(scores, wanted, atol=2**-16)
     bare = told(service, "/generative_scoring", asked | {"items": items, "apply_softmax": False})
     assert all(0 < a["score"] < b for a, b in zip(bare["data"], scores, strict=True))
+    ended = {"model_name": "tiny-prm", "finished_reason": "stop"}
+    value = service.thread.metrics.registry.get_sample_value
+    assert value("vllm:request_success_total", ended) >= 5  # as vLLM calls what it pools
 
 
 @pytest.mark.parametrize("stream", [False, True])
