@@ -266,11 +266,13 @@ class EngineThread(threading.Thread):
             self._fail([*running], StepError(f"A step failed: {type(error).__name__}."))
             return
         now, ended = time.perf_counter(), {output.request_id: output for output in outputs}
+        sampled = 0
         for job in [*running]:
             assert job.sequence is not None
             before, output = job.reached[0], ended.get(job.sequence.request_id)
             number = max(before, job.sequence.num_output_tokens)
             job.reached = number, output
+            sampled += number - before
             if number > before:
                 self.metrics.sampled(job, job.sequence, now)
                 job.last_token_s = now
@@ -279,6 +281,7 @@ class EngineThread(threading.Thread):
                 self.metrics.ended(job, job.sequence, output, now)
             if output is not None or (number > before and job.streams):
                 self._news.append(job)
+        self.metrics.of[name]["generation_tokens"].inc(sampled)
         counts = engine.scheduler.counts
         if counts is not None and counts is not planned:
             self.metrics.of[name]["num_preemptions"].inc(counts.preempted)
@@ -343,7 +346,6 @@ class Metrics(Collector):
     def sampled(self, job: Job, sequence: EngineSequence, now: float) -> None:
         """A step brought a request a token."""
         own = self.of[job.model]
-        own["generation_tokens"].inc()
         if job.last_token_s:
             own["inter_token_latency"].observe(now - job.last_token_s)
         else:
