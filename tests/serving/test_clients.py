@@ -75,8 +75,10 @@ def test_a_seed_gives_the_engine_s_own_tokens(client, engine):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings_end_the_text_before_them(client, stream):
-    """The text ends where the first stop string begins, and a stream never shows a part of one."""
+def test_stop_strings_end_the_text_before_them(client, engine, stream):
+    """The text ends where the first stop string begins, and a stream never shows a part of one; a
+    stop id is no part of the text either.
+    """
 
     def said(**more):
         asked = {"model": SOLVER, "messages": CHAT, "temperature": 0, **more}
@@ -91,6 +93,10 @@ def test_stop_strings_end_the_text_before_them(client, stream):
     assert said(stop=["never there", "\n\n"]) == (whole.split("\n\n")[0], "stop")
     assert said(stop=whole[5:9]) == (whole[:5], "stop")
     assert said(max_tokens=2)[1] == "length"
+    ids = engine.tokenizer.encode(whole)
+    assert ids[7] not in ids[:7]
+    found = said(extra_body={"stop_token_ids": [ids[7]]})
+    assert found == (engine.tokenizer.decode(ids[:7]), "stop")
 
 
 def test_logprobs_are_the_engine_s(client, engine):
@@ -287,15 +293,16 @@ def test_heavy_work_is_not_the_event_loop_s(service, monkeypatch):
     told(service, "/tokenize", {"model": SOLVER, "prompt": PROBLEM, "return_token_strs": True})
     told(service, "/v1/completions", {"model": SOLVER, "prompt": PROBLEM, "max_tokens": 3})
     assert seen.keys() == {"encode", "encode of a format", "decode", "add"}
-    assert all(name.startswith("asyncio_") for name in seen.values()), seen
+    assert all(name.startswith(("asyncio_", "AnyIO")) for name in seen.values()), seen
 
 
 def test_keys_deadlines_and_a_full_queue():
     """401, 504 with the blocks freed, 503; a stream that is late ends with the client's error."""
     with running((SOLVER,), api_key="secret", max_queue=0) as service:
         url = f"{service.url}/v1"
-        with pytest.raises(openai.AuthenticationError):
+        with pytest.raises(openai.AuthenticationError) as wrong:
             openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
+        assert wrong.value.response.headers["www-authenticate"] == "Bearer"
         client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0)
         asked = {"model": SOLVER, "prompt": PROBLEM, "extra_body": {"ignore_eos": True}}
         places = service.thread.engines[SOLVER].config.max_num_seqs
@@ -335,12 +342,14 @@ def test_every_strategy_is_a_model(client):
         asked = {"search": {"n": 4, "beam_width": 2, "max_depth": 3}}
         found = client.chat.completions.create(model=name, messages=CHAT, seed=0, extra_body=asked)
         assert found.choices[0].message.content is not None, name
-    for wrong in ({"n": 6, "beam_width": 4}, {"prm_format": "zzz"}):
+    formats = [{"prm_format": name} for name in ("zzz", "math-shepherd")]
+    for wrong in ({"n": 6, "beam_width": 4}, *formats):
         for stream in (False, True):
-            with pytest.raises(openai.BadRequestError):
+            with pytest.raises(openai.BadRequestError) as refused:
                 client.chat.completions.create(
                     model="search/dvts", messages=CHAT, stream=stream, extra_body={"search": wrong}
                 )
+            assert refused.value.param == "search"
 
 
 def test_a_fault_of_ours_is_told_once_and_leaves_nothing(service, client, monkeypatch):
