@@ -44,7 +44,6 @@ from workbench.serving.protocol import Choice, Refused
 log = logging.getLogger(__name__)
 MOST_SEARCHES = 4  # at a time; others wait
 KEPT_SEARCHES = 64  # of which the tree can be asked for
-MANY = ("choices", "data")  # of an answer, what each event adds to
 Told = dict[str, Any]
 Logits = NDArray[np.float64]
 ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
@@ -365,7 +364,8 @@ class Service:
             def whole() -> Response:
                 answer = dict(head)
                 for name, value in chain.from_iterable(told(*each).items() for each in found):
-                    answer[name] = answer.get(name, []) + value if name in MANY else value
+                    rows = isinstance(value, list)  # of which each event tells some
+                    answer[name] = answer.get(name, []) + value if rows else value
                 return JSONResponse(answer | {"usage": usage()})
 
             return await asyncio.to_thread(whole)  # it may be large
