@@ -4,14 +4,17 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import numpy as np
 import openai
 import pytest
 
-from tests.serving.conftest import require_idle, running
+from tests.serving.conftest import SMALL, require_idle, running
 from tests.serving.test_refusals import ask
 from workbench import PRM, BeamSearch, Engine, Problem, SamplingParams, run_search
+from workbench.engine.memory import block_shape
 from workbench.serving.protocol import Choice, CompletionRequest
 
 SOLVER, PROBLEM = "tiny-solver", "Compute 7-3+12."
@@ -72,8 +75,10 @@ def test_a_seed_gives_the_engine_s_own_tokens(client, engine):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings_end_the_text_before_them(client, stream):
-    """The text ends where the first stop string begins, and a stream never shows a part of one."""
+def test_stop_strings_end_the_text_before_them(client, engine, stream):
+    """The text ends where the first stop string begins, and a stream never shows a part of one; a
+    stop id is no part of the text either.
+    """
 
     def said(**more):
         asked = {"model": SOLVER, "messages": CHAT, "temperature": 0, **more}
@@ -88,6 +93,10 @@ def test_stop_strings_end_the_text_before_them(client, stream):
     assert said(stop=["never there", "\n\n"]) == (whole.split("\n\n")[0], "stop")
     assert said(stop=whole[5:9]) == (whole[:5], "stop")
     assert said(max_tokens=2)[1] == "length"
+    ids = engine.tokenizer.encode(whole)
+    assert ids[7] not in ids[:7]
+    found = said(extra_body={"stop_token_ids": [ids[7]]})
+    assert found == (engine.tokenizer.decode(ids[:7]), "stop")
 
 
 def test_logprobs_are_the_engine_s(client, engine):
@@ -134,6 +143,40 @@ def test_models_tokens_and_states(service, client):
         assert f'vllm:{name}{{model_name="{SOLVER}"}} ' in metrics
 
 
+def test_metrics_mean_what_vllm_s_mean():
+    """A preempted request waits, and is counted when it is; a token is when it is sampled, whatever
+    becomes of its request.
+    """
+    shape = block_shape(SOLVER, max_model_len=SMALL["max_model_len"])
+    least = shape.floor_blocks * shape.block_bytes  # of one request, and too little for two
+    with running((f"{SOLVER}={least * 5 // 4}",)) as service:
+        engine, seen = service.thread.engines[SOLVER], list[tuple[dict[str, float], Any]]()
+        submit = engine.executor.submit
+
+        def watched(plan):
+            seen.append((service.thread.state(SOLVER), engine.scheduler.counts))
+            return submit(plan)
+
+        engine.executor.submit = watched
+        url = f"{service.url}/v1"
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        asked = {"model": SOLVER, "prompt": PROBLEM, "extra_body": {"ignore_eos": True}}
+        gone = client.completions.create(**asked, max_tokens=400, stream=True)
+        tokens = [next(gone) for _ in range(5)]
+        gone.close()
+        require_idle(service)
+        labels = {"model_name": SOLVER}
+        value = partial(service.thread.metrics.registry.get_sample_value, labels=labels)
+        assert value("vllm:generation_tokens_total") >= len(tokens)
+        assert value("vllm:prompt_tokens_total") == len(engine.tokenizer.encode(PROBLEM))
+        client.completions.create(**asked, n=2, max_tokens=400)
+        assert any(counts.waiting for _, counts in seen)
+        for state, counts in seen:
+            assert (state["running"], state["waiting"]) == (counts.running, counts.waiting)
+        preempted = sum(counts.preempted for _, counts in seen)
+        assert value("vllm:num_preemptions_total") == preempted > 0
+
+
 def test_reward_models_answer_in_vllm_s_shapes(service):
     """/pooling gives [bad, good] after each step, /generative_scoring the same from its labels."""
     prm = PRM(Engine("tiny-prm", weights=service.thread.engines["tiny-prm"].weights,
@@ -155,6 +198,9 @@ def test_reward_models_answer_in_vllm_s_shapes(service):
     assert np.allclose(scores, wanted, atol=2**-16)
     bare = told(service, "/generative_scoring", asked | {"items": items, "apply_softmax": False})
     assert all(0 < a["score"] < b for a, b in zip(bare["data"], scores, strict=True))
+    ended = {"model_name": "tiny-prm", "finished_reason": "stop"}
+    value = service.thread.metrics.registry.get_sample_value
+    assert value("vllm:request_success_total", ended) >= 5  # as vLLM calls what it pools
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -247,15 +293,16 @@ def test_heavy_work_is_not_the_event_loop_s(service, monkeypatch):
     told(service, "/tokenize", {"model": SOLVER, "prompt": PROBLEM, "return_token_strs": True})
     told(service, "/v1/completions", {"model": SOLVER, "prompt": PROBLEM, "max_tokens": 3})
     assert seen.keys() == {"encode", "encode of a format", "decode", "add"}
-    assert all(name.startswith("asyncio_") for name in seen.values()), seen
+    assert all(name.startswith(("asyncio_", "AnyIO")) for name in seen.values()), seen
 
 
 def test_keys_deadlines_and_a_full_queue():
     """401, 504 with the blocks freed, 503; a stream that is late ends with the client's error."""
     with running((SOLVER,), api_key="secret", max_queue=0) as service:
         url = f"{service.url}/v1"
-        with pytest.raises(openai.AuthenticationError):
+        with pytest.raises(openai.AuthenticationError) as wrong:
             openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
+        assert wrong.value.response.headers["www-authenticate"] == "Bearer"
         client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0)
         asked = {"model": SOLVER, "prompt": PROBLEM, "extra_body": {"ignore_eos": True}}
         places = service.thread.engines[SOLVER].config.max_num_seqs
@@ -295,12 +342,14 @@ def test_every_strategy_is_a_model(client):
         asked = {"search": {"n": 4, "beam_width": 2, "max_depth": 3}}
         found = client.chat.completions.create(model=name, messages=CHAT, seed=0, extra_body=asked)
         assert found.choices[0].message.content is not None, name
-    for wrong in ({"n": 6, "beam_width": 4}, {"prm_format": "zzz"}):
+    formats = [{"prm_format": name} for name in ("zzz", "math-shepherd")]
+    for wrong in ({"n": 6, "beam_width": 4}, *formats):
         for stream in (False, True):
-            with pytest.raises(openai.BadRequestError):
+            with pytest.raises(openai.BadRequestError) as refused:
                 client.chat.completions.create(
                     model="search/dvts", messages=CHAT, stream=stream, extra_body={"search": wrong}
                 )
+            assert refused.value.param == "search"
 
 
 def test_a_fault_of_ours_is_told_once_and_leaves_nothing(service, client, monkeypatch):

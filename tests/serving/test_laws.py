@@ -21,10 +21,11 @@ from tests.serving.conftest import require_idle, running, until
 from tests.serving.test_refusals import CHAT, ask
 from workbench.cli import main
 from workbench.core import SamplingParams
+from workbench.core import Sequence as EngineSequence
 from workbench.errors import StepError
 from workbench.models.registry import EMBEDDED
 from workbench.serving import searches, server
-from workbench.serving.engines import Job
+from workbench.serving.engines import Job, News
 from workbench.serving.protocol import ChatRequest, Refused
 from workbench.serving.searches import SearchRun
 
@@ -228,6 +229,38 @@ def test_a_request_that_cannot_be_admitted_fails_alone(service):
     require_idle(service)
 
 
+def test_the_last_token_is_not_taken_before_the_end(service, monkeypatch):
+    """Whenever it is taken: a stop string would else be shown, as more could follow."""
+    taken, metrics = list[News](), service.thread.metrics
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    job = Job("tiny-solver", [5], lambda job: None, params, streams=True)
+    sampled = metrics.sampled
+
+    def watched(*given):  # in the midst of what a step brings
+        taken.append(job.take())
+        return sampled(*given)
+
+    monkeypatch.setattr(metrics, "sampled", watched)
+    service.thread.submit([job])
+    until(lambda: job.output is not None)
+    require_idle(service)
+    taken.append(job.take())
+    assert sum(len(news.token_ids) for news in taken) == 5
+    last = next(news for news in reversed(taken) if news.token_ids)
+    assert last.output is not None
+
+
+def test_a_token_that_a_repair_takes_back_comes_later():
+    """Taken meanwhile or not, each comes once."""
+    for early in (False, True):
+        job = Job("tiny-solver", [9], lambda job: None)
+        job.sequence = EngineSequence(0, [9, 1], 1)  # of two that were sampled
+        job.reached = 2, None
+        found = [*job.take().token_ids] if early else []
+        job.sequence.token_ids.append(2)
+        assert [*found, *job.take().token_ids, *job.take().token_ids] == [1, 2]
+
+
 def test_the_queue_goes_by_priority(service):
     """What waits is served by priority, equals in order of arrival."""
     ended = []
@@ -319,7 +352,7 @@ def test_what_a_client_that_is_gone_did_not_read_is_dropped():
             call.put(token)
         await asyncio.sleep(0.01)
         with pytest.raises(Refused, match="closed the connection"):
-            await call.news()
+            await anext(call.news(lambda: None, lambda: None))
         call.close()
 
     asyncio.run(scenario())

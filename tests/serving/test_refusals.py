@@ -88,9 +88,18 @@ def ask(service, path, body, headers=()):
     return found
 
 
-def test_a_verifier_that_writes_has_no_verdicts_to_pool(tmp_path):
-    """Guards that no mark is read of a model whose verdict follows a critique."""
-    verifier = tmp_path / "thinkprm-tiny"
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("thinkprm-tiny", "writes critiques before it judges"),
+        ("math-shepherd-tiny", "MathShepherd scoring needs it to be 2"),
+    ],
+)
+def test_a_verifier_without_marks_has_no_verdicts_to_pool(tmp_path, name, said):
+    """Guards that no mark is read of a model whose verdict follows a critique, or whose tokenizer
+    does not know the marks of the family that it is named after.
+    """
+    verifier = tmp_path / name
     copytree(find_model("tiny-solver"), verifier)
     with running((str(verifier),)) as service:
         status, text = ask(
@@ -98,7 +107,7 @@ def test_a_verifier_that_writes_has_no_verdicts_to_pool(tmp_path):
         )
     error = json.loads(text)["error"]
     assert (status, error["param"]) == (400, "model")
-    assert "writes critiques before it judges" in error["message"]
+    assert said in error["message"]
 
 
 @pytest.mark.parametrize(

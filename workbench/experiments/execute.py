@@ -222,12 +222,13 @@ def make_search(
     config: StrategyConfig,
     seed: int,
     record: Path | None = None,
+    **more: Any,
 ) -> Search:
-    """A search with the settings, the strategy and the PRM's format of `config`."""
+    """A search with the settings, strategy and PRM's format of `config`. more: of `Search`."""
     own = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
     scorer = PRM(prm, own.pop("prm_format"))
     own |= {"strategy": make_strategy(config), "seed": seed, "record": record}
-    return Search(problems, llm=llm, prm=scorer, **own)
+    return Search(problems, llm=llm, prm=scorer, **own, **more)
 
 
 def with_wall_part(problems: pd.DataFrame, throughput: Throughput) -> pd.DataFrame:

@@ -46,7 +46,7 @@ class Job:
     """One sequence asked of one model. sink: is handed the job when there is news of it.
 
     streams: new tokens are news, not its output alone. inner: asked for by a search, which was
-    admitted as a whole. The last four are the engine thread's to write.
+    admitted as a whole. The last three are the engine thread's to write.
     """
 
     model: str
@@ -60,18 +60,24 @@ class Job:
     arrived: float = field(default_factory=time.perf_counter)
     num_taken: int = 0  # sampled tokens that `take` has returned
     sequence: EngineSequence | None = None  # once its engine has it
-    num_sampled: int = 0  # by the last step
     last_token_s: float = 0.0
-    output: RequestOutput | None = None  # once it has ended; written after num_sampled
+    # By the last step: tokens sampled, and the output once it has ended. Written as one, so that
+    # the last token is not taken before it is known to be the last.
+    reached: tuple[int, RequestOutput | None] = (0, None)
+
+    @property
+    def output(self) -> RequestOutput | None:
+        """Once it has ended."""
+        return self.reached[1]
 
     def take(self) -> News:
         """From one thread, not the engines'."""
-        output, sequence = self.output, self.sequence  # in this order: all tokens are there by then
+        (end, output), sequence = self.reached, self.sequence
         if sequence is None:
             return News([], [], output)
-        begin, self.num_taken = self.num_taken, self.num_sampled
-        first, end = sequence.num_prompt_tokens, self.num_taken
+        begin, first = self.num_taken, sequence.num_prompt_tokens
         tokens = sequence.token_ids[first + begin : first + end]
+        self.num_taken += len(tokens)  # after a repair there may be less of them for a while
         return News(tokens, sequence.logprobs[begin:end], output)
 
 
@@ -147,21 +153,26 @@ class EngineThread(threading.Thread):
             self._changed.notify()
         self.join(None if self.engines else 0)
 
-    def state(self, model: str) -> dict[str, int]:
-        """Requests, blocks and pages of a model now."""
-        jobs, cache = list(self._running[model]), self.engines[model].cache
-        sequences = (job.sequence for job in jobs)
-        running = sum(s is not None and s.scheduled_s is not None for s in sequences)
+    def state(self, model: str) -> dict[str, float]:
+        """What /arena and /metrics tell of a model now: requests, blocks, pages, prefix cache."""
+        cache, counts = self.engines[model].cache, self.engines[model].scheduler.counts
+        admitted = len(self._running[model])  # of which some wait, the preempted among them
+        without_blocks = min(admitted, counts.waiting if counts else 0)
         pool = self.arena.pools[self.arena.models.index(model)]
         with self.arena.lock:
+            blocks = cache.num_active + cache.num_cached + cache.num_free
             return {
-                "running": running,
-                "waiting": len(jobs) - running + len(self._waiting[model]),
+                "running": admitted - without_blocks,
+                "waiting": without_blocks + len(self._waiting[model]),
                 "blocks_active": cache.num_active,
                 "blocks_cached": cache.num_cached,
                 "blocks_free": cache.num_free,
+                "usage": cache.num_active / max(1, blocks),
                 "pages_held": pool.held,
                 "pages_target": pool.grant.target,
+                "queries": cache.stats.query_tokens,
+                "hits": cache.stats.hit_tokens,
+                "thrashed": cache.stats.thrashed,
             }
 
     # -- the thread --
@@ -195,9 +206,10 @@ class EngineThread(threading.Thread):
                 self._changed.wait_for(has_work)
                 if self._closed:
                     return
-                self._drop(self._unwanted)
-                self._unwanted = []
-                admitted = list[Job]()
+                unwanted, self._unwanted = self._unwanted, []
+            self._drop(unwanted)
+            admitted = list[Job]()
+            with self._changed:
                 for name, waiting in self._waiting.items():
                     for _ in range(min(len(waiting), self._places(name))):
                         _, turn, _, job = heapq.heappop(waiting)
@@ -241,12 +253,12 @@ class EngineThread(threading.Thread):
         """Give jobs up with an error."""
         self._drop(jobs)
         for job in jobs:
-            job.output = RequestOutput(-1, (), "", "error", error=error)
+            job.reached = job.reached[0], RequestOutput(-1, (), "", "error", error=error)
         self._news += jobs
 
     def _step(self, name: str, engine: ServedEngine) -> None:
         """One step of one engine that has work; what is new is to be told."""
-        running = self._running[name]
+        running, planned = self._running[name], engine.scheduler.counts
         try:
             outputs = engine.step() if engine.has_work else []
         except Exception as error:  # a fault of ours: its requests fail, the server goes on
@@ -254,19 +266,25 @@ class EngineThread(threading.Thread):
             self._fail([*running], StepError(f"A step failed: {type(error).__name__}."))
             return
         now, ended = time.perf_counter(), {output.request_id: output for output in outputs}
+        sampled = 0
         for job in [*running]:
             assert job.sequence is not None
-            is_new = job.sequence.num_output_tokens > job.num_sampled
-            if is_new:
-                job.num_sampled = job.sequence.num_output_tokens
-                self.metrics.sampled(job, now)
+            before, output = job.reached[0], ended.get(job.sequence.request_id)
+            number = max(before, job.sequence.num_output_tokens)
+            job.reached = number, output
+            sampled += number - before
+            if number > before:
+                self.metrics.sampled(job, job.sequence, now)
                 job.last_token_s = now
-            job.output = ended.get(job.sequence.request_id)
-            if job.output is not None:
+            if output is not None:
                 del running[job]
-                self.metrics.ended(job, job.sequence, job.output, now)
-            if job.output is not None or (is_new and job.streams):
+                self.metrics.ended(job, job.sequence, output, now)
+            if output is not None or (number > before and job.streams):
                 self._news.append(job)
+        self.metrics.of[name]["generation_tokens"].inc(sampled)
+        counts = engine.scheduler.counts
+        if counts is not None and counts is not planned:
+            self.metrics.of[name]["num_preemptions"].inc(counts.preempted)
 
 
 # -- metrics: vLLM's names and meanings, and blocks and pages beside --
@@ -282,76 +300,74 @@ SECONDS = {
     "e2e_request_latency": "from arrival to the end",
     "request_queue_time": "from arrival to admission",
 }
-FINISHED = ("prompt_tokens", "generation_tokens", "num_preemptions")
-GAUGES = {
-    "vllm:num_requests_running": ("running", "requests being computed"),
-    "vllm:num_requests_waiting": ("waiting", "requests not admitted yet"),
-    "vllm:kv_cache_usage_perc": ("usage", "blocks in use over all; 1 is all"),
-    "workbench:kv_blocks_active": ("blocks_active", "blocks that requests use"),
-    "workbench:kv_blocks_cached": ("blocks_cached", "blocks that can be hit"),
-    "workbench:kv_blocks_free": ("blocks_free", "blocks without content"),
-    "workbench:arena_pages_held": ("pages_held", "pages of the arena that a model holds"),
-    "workbench:arena_pages_target": ("pages_target", "pages of the arena that it should come to"),
+COUNTS = {
+    "prompt_tokens": "of prompts that were computed",
+    "generation_tokens": "that were sampled, whatever became of their requests",
+    "num_preemptions": "times that a request lost its blocks, to be computed again",
 }
-COUNTERS = {
-    "vllm:prefix_cache_queries": ("queries", "tokens asked for"),
-    "vllm:prefix_cache_hits": ("hits", "tokens found"),
-    "workbench:kv_blocks_thrashed": ("thrashed", "blocks evicted and then asked for again"),
+READ: dict[str, tuple[Any, str, str]] = {  # by the names of `EngineThread.state`
+    "running": (GaugeMetricFamily, "vllm:num_requests_running", "requests being computed"),
+    "waiting": (GaugeMetricFamily, "vllm:num_requests_waiting", "requests that wait"),
+    "usage": (GaugeMetricFamily, "vllm:kv_cache_usage_perc", "blocks in use over all; 1 is all"),
+    "queries": (CounterMetricFamily, "vllm:prefix_cache_queries", "tokens asked for"),
+    "hits": (CounterMetricFamily, "vllm:prefix_cache_hits", "tokens found"),
+    "thrashed": (CounterMetricFamily, "workbench:kv_blocks_thrashed", "evicted, then asked for"),
+    "blocks_active": (GaugeMetricFamily, "workbench:kv_blocks_active", "that requests use"),
+    "blocks_cached": (GaugeMetricFamily, "workbench:kv_blocks_cached", "that can be hit"),
+    "blocks_free": (GaugeMetricFamily, "workbench:kv_blocks_free", "without content"),
+    "pages_held": (GaugeMetricFamily, "workbench:arena_pages_held", "that a model holds"),
+    "pages_target": (GaugeMetricFamily, "workbench:arena_pages_target", "it should come to"),
 }
 
 
 class Metrics(Collector):
-    """Of one server. Histograms and counters are written by the engine thread, or the event loop
-    (refused); the rest is read when it is asked for.
+    """Of one server. SECONDS and COUNTS are written by the engine thread, `refused` by the event
+    loop; what READ names is read when it is asked for.
     """
 
     def __init__(self, thread: EngineThread) -> None:
         self._thread, self.registry = thread, CollectorRegistry()
         own: Any = {"registry": self.registry}
-        self._seconds = {
+        families: dict[str, Any] = {
             name: Histogram(f"vllm:{name}_seconds", text, LABEL, buckets=BUCKETS, **own)
             for name, text in SECONDS.items()
         }
-        self._finished = {
-            name: Counter(f"vllm:{name}", "of finished requests", LABEL, **own) for name in FINISHED
-        }
+        for name, text in COUNTS.items():
+            families[name] = Counter(f"vllm:{name}", text, LABEL, **own)
+        self.of = {
+            model: {name: family.labels(model) for name, family in families.items()}
+            for model in thread.arena.models
+        }  # looked up once, not at every token
         reason = [*LABEL, "finished_reason"]
         self._success = Counter("vllm:request_success", "finished requests", reason, **own)
         self.refused = Counter("workbench:refused", "requests by HTTP status", ["status"], **own)
         self.registry.register(self)
 
-    def sampled(self, job: Job, now: float) -> None:
+    def sampled(self, job: Job, sequence: EngineSequence, now: float) -> None:
         """A step brought a request a token."""
-        name = "inter_token_latency" if job.last_token_s else "time_to_first_token"
-        since = job.last_token_s or job.arrived
-        self._seconds[name].labels(job.model).observe(now - since)
+        own = self.of[job.model]
+        if job.last_token_s:
+            own["inter_token_latency"].observe(now - job.last_token_s)
+        else:
+            own["time_to_first_token"].observe(now - job.arrived)
+            own["prompt_tokens"].inc(sequence.num_prompt_tokens)
 
     def ended(self, job: Job, sequence: EngineSequence, output: RequestOutput, now: float) -> None:
         """A request came to its end in a step."""
-        model, reason = job.model, output.finish_reason
+        own, reason = self.of[job.model], output.finish_reason
         if sequence.scheduled_s is not None:
-            waited = max(0.0, sequence.scheduled_s - job.arrived)
-            self._seconds["request_queue_time"].labels(model).observe(waited)
-        self._seconds["e2e_request_latency"].labels(model).observe(now - job.arrived)
-        counts = sequence.num_prompt_tokens, len(output.token_ids), sequence.preemptions
-        for name, number in zip(FINISHED, counts):
-            self._finished[name].labels(model).inc(number)
-        self._success.labels(model, "stop" if reason == "eos" else reason).inc()
+            own["request_queue_time"].observe(max(0.0, sequence.scheduled_s - job.arrived))
+        own["e2e_request_latency"].observe(now - job.arrived)
+        if reason == "score":
+            own["prompt_tokens"].inc(sequence.num_prompt_tokens)
+        told = "stop" if reason in ("eos", "score") else reason
+        self._success.labels(job.model, told).inc()
 
     def collect(self) -> Iterator[Metric]:
         """What is read now."""
-        states = {model: self._state(model) for model in self._thread.engines}
-        kinds: Any = ((GAUGES, GaugeMetricFamily), (COUNTERS, CounterMetricFamily))
-        for table, kind in kinds:
-            for name, (key, text) in table.items():
-                family = kind(name, text, labels=LABEL)
-                for model, state in states.items():
-                    family.add_metric([model], state[key])
-                yield family
-
-    def _state(self, model: str) -> dict[str, float]:
-        state, stats = self._thread.state(model), self._thread.engines[model].cache.stats
-        blocks = sum(state[f"blocks_{kind}"] for kind in ("active", "cached", "free"))
-        usage = state["blocks_active"] / max(1, blocks)
-        cache = {"queries": stats.query_tokens, "hits": stats.hit_tokens}
-        return {**state, **cache, "thrashed": stats.thrashed, "usage": usage}
+        states = {model: self._thread.state(model) for model in self._thread.engines}
+        for name, (kind, metric, text) in READ.items():
+            family = kind(metric, text, labels=LABEL)
+            for model, state in states.items():
+                family.add_metric([model], state[name])
+            yield family

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import logging
 import re
+import reprlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,12 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Annotated, Any, Literal, Self
 
+from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from starlette.exceptions import HTTPException
 
 from workbench.core import RequestOutput, SamplingParams
-from workbench.errors import PromptError, WorkbenchError, nearest
+from workbench.errors import ModelError, PromptError, WorkbenchError
 
 log = logging.getLogger(__name__)
 MOST_CHOICES = 128  # of one request: prompts times n
@@ -51,36 +54,51 @@ class Refused(WorkbenchError):
         told = {"message": message, "param": None if param is None else where, "code": code}
         told["type"] = "invalid_request_error" if status < 500 else "server_error"
         self.body = {"error": told}
-        self.headers = {"Retry-After": "1"} if status == 503 else {}
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
+        self.headers = headers.get(status, {})
 
     @classmethod
     def by(cls, error: BaseException) -> Refused:
-        """What a client is told of an error: its own mistake, or ours."""
+        """What a client is told of an error: its own mistake, by the field, or ours."""
         if isinstance(error, Refused):
             return error
-        if isinstance(error, PromptError):
-            return cls(400, str(error), "prompt")
+        if isinstance(error, RequestValidationError):
+            return cls._of(error.errors()[0])
+        if isinstance(error, HTTPException):
+            wrong = {404: "path", 405: "method"}.get(error.status_code, "body")
+            found = cls(error.status_code, str(error.detail), wrong)
+            found.headers |= error.headers or {}  # of 405: what is allowed
+            return found
+        if isinstance(error, PromptError | ModelError):
+            return cls(400, str(error), "messages" if isinstance(error, PromptError) else "model")
         if isinstance(error, WorkbenchError):
             return cls(500, str(error), code="step_failed")
         log.error("a request failed", exc_info=error)
         return cls(500, f"The server failed ({type(error).__name__}); its log says more.")
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Refused:
+    def _of(cls, found: Mapping[str, Any]) -> Refused:
         """Of the first thing that pydantic found wrong."""
-        if found["type"] == "json_invalid":
+        code, message = found["type"], found["msg"]
+        if code == "json_invalid":
             return cls(400, f"The body is no valid JSON: {found['ctx']['error']}.", "body")
         # without what names the kinds of a union: str, list[...], constrained-str
         place = [p for p in map(str, found["loc"][1:]) if re.fullmatch(r"(?!str$|int$)\w+", p)]
-        param, given = ".".join(place) or "body", f", given {found.get('input')!r:.80}"
-        message = f"{param}: {found['msg']}{given * (found['type'] != 'missing')}."
-        return cls(400, message, param, found["type"])
+        param = ".".join(place) or "body"
+        if code == "extra_forbidden":
+            code, message = "unknown_parameter", "there is no such field; leave it out"
+            if param in NO_EFFECT:
+                code, message = "unsupported_parameter", "it is not supported; leave it out"
+        elif code != "missing":
+            message += f", given {reprlib.repr(found.get('input'))}"  # cut short, however deep
+        return cls(400, f"{param}: {message}.", param, code)
 
 
 # -- requests --
 
 
 Whole = Annotated[str, Field(min_length=0)]  # with a bound, half of a surrogate pair is refused
+Scalar = Whole | bool | int | float | None
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Id], Field(min_length=1, fail_fast=True)]  # else a mistake in each is told
 Text = Whole | Ids
@@ -106,22 +124,8 @@ class Asked(Strict):
     def _without_what_asks_nothing(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        known = list(cls.model_fields)
-        for name, value in given.items():
-            if name in known or value is None or value in NO_EFFECT.get(name, ()):
-                continue
-            if name in NO_EFFECT:
-                message = f"{name} is not supported by this server; leave it out."
-                raise Refused(400, message, name, "unsupported_parameter")
-            message = f"No field is called {name!r:.60}.{nearest(name, known)} Known: {known}."
-            raise Refused(400, message, name, "unknown_parameter")
-        return {name: v for name, v in given.items() if name in known and v is not None}
-
-
-class StreamOptions(Strict):
-    """include_usage: a last chunk counts tokens."""
-
-    include_usage: bool = False
+        asked = {name: value for name, value in given.items() if value is not None}
+        return {n: value for n, value in asked.items() if value not in NO_EFFECT.get(n, ())}
 
 
 class Sampled(Asked):
@@ -143,7 +147,7 @@ class Sampled(Asked):
     stop_token_ids: Annotated[list[Id], Field(max_length=64, fail_fast=True)] = []
     ignore_eos: bool = False
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: dict[Literal["include_usage"], bool] = {}  # a last chunk counts tokens
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     return_token_ids: bool = False
 
@@ -153,18 +157,19 @@ class Sampled(Asked):
             raise Refused(400, "stream_options needs stream: true.", "stream_options")
         return self
 
-    def sampling(self, choice: int, max_tokens: int, logprobs: int | None) -> SamplingParams:
-        """The engine's parameters of one choice."""
+    def sampling(self, choice: int, room: int, logprobs: int | None) -> SamplingParams:
+        """The engine's parameters of one choice, where there is room for so many tokens."""
         seed = secrets.randbits(63) if self.seed is None else self.seed + choice
         same = {"temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"}
-        own = self.model_dump(include=same)
-        return SamplingParams(max_tokens=max_tokens, seed=seed, logprobs=logprobs, **own)
+        own = self.model_dump(include=same) | {"seed": seed, "logprobs": logprobs}
+        return SamplingParams(max_tokens=min(self.max_tokens or room, room), **own)
 
 
 class CompletionRequest(Sampled):
     """POST /v1/completions."""
 
     prompt: Texts
+    max_tokens: Tokens = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     add_special_tokens: bool = True
 
@@ -176,17 +181,15 @@ class Part(Strict):
     text: Whole
 
 
-def _joined(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
 class Message(Strict):
     """One turn of a chat; content: once it is validated, a text."""
 
     role: Literal["system", "user", "assistant"]
     content: Annotated[
         Whole | Annotated[list[Part], Field(max_length=256, fail_fast=True)],
-        AfterValidator(_joined),
+        AfterValidator(
+            lambda given: given if isinstance(given, str) else "".join(part.text for part in given)
+        ),
     ]
 
 
@@ -199,14 +202,16 @@ class ChatRequest(Sampled):
     messages: Messages
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    max_completion_tokens: Tokens | None = None  # another name of max_tokens
+    max_completion_tokens: Tokens | None = None  # max_tokens, by its later name
     add_generation_prompt: bool = True
-    search: dict[str, Any] = {}
+    search: dict[str, Scalar] = {}
 
     @model_validator(mode="after")
-    def _logprobs_are_asked_for(self) -> Self:
+    def _as_completions_have_them(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise Refused(400, "top_logprobs needs logprobs: true.", "top_logprobs")
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
         return self
 
 
@@ -280,17 +285,17 @@ class Choice:
     What may turn out to begin a stop string is held back. logprobs: how many are shown; None: none.
     """
 
-    def __init__(
-        self, index: int, tokenizer: Any, body: Sampled, chat: bool, logprobs: int | None
-    ) -> None:
+    def __init__(self, index: int, tokenizer: Any, body: Sampled, logprobs: int | None) -> None:
         self.index, self._tokenizer, self._logprobs = index, tokenizer, logprobs
+        chat = isinstance(body, ChatRequest)
         self._key = "text" if not chat else "delta" if body.stream else "message"
         self._with_ids, self._stops = body.return_token_ids, [stop.encode() for stop in body.stop]
+        self._stop_ids = body.stop_token_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._text, self._num_sent, self._num_characters = bytearray(), 0, 0
         # Of tokens not sent yet: where their bytes and characters begin, and what is shown.
         self._pending: list[tuple[int, int, dict[str, Any]]] = []
-        self.num_sampled = self.num_cached = 0
+        self.num_sampled = 0
 
     def add(
         self, token_ids: Sequence[int], logprobs: Sequence[Logprobs], output: RequestOutput | None
@@ -309,10 +314,10 @@ class Choice:
         role = {} if self.num_sampled else {"role": "assistant"}  # once
         self.num_sampled += len(token_ids)
         ended, begin, end = output and output.finish_reason, self._num_sent, len(self._text)
-        if output is not None:
-            self.num_cached = output.num_cached_tokens or 0
         if ended == "stop":
-            end = min((p for stop in self._stops if (p := self._text.find(stop)) >= 0), default=end)
+            ends = [p for stop in self._stops if (p := self._text.find(stop)) >= 0]
+            last = [token for token in token_ids[-1:] if token in self._stop_ids]
+            end = min([end - sum(len(self._bytes(token)) for token in last), *ends])
         elif ended is None:
             end -= max((_begun(self._text, stop) for stop in self._stops), default=0)
         text = self._decoder.decode(bytes(self._text[begin:end]), ended is not None)

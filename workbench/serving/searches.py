@@ -9,25 +9,25 @@ import multiprocessing
 import secrets
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from multiprocessing.pool import Pool
 from queue import SimpleQueue
 from typing import Any
 
-from workbench.config import SearchConfig, StrategyConfig
+from workbench.config import StrategyConfig
 from workbench.core import RequestOutput, SamplingParams, ScoreParams, Tag
-from workbench.errors import ConfigError, PromptError
-from workbench.experiments.execute import make_strategy
+from workbench.errors import ConfigError, ModelError
+from workbench.experiments.execute import make_search
 from workbench.search import variants
 from workbench.search.answers import equal_mathematics, same_answer
-from workbench.search.prm import PRM, known_format
+from workbench.search.prm import known_format
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult
-from workbench.search.rounds import Progress
-from workbench.search.search import Search, chat_prompt
+from workbench.search.search import chat_prompt
 from workbench.serving import protocol
 from workbench.serving.engines import EngineThread, Job, ServedEngine
 from workbench.serving.protocol import ChatRequest, Refused
@@ -71,13 +71,9 @@ class EngineClient:
         return self._submit(token_ids, score=ScoreParams(tuple(positions), tuple(columns)))
 
     def _submit(self, token_ids: Ids, **how: Any) -> int:
-        number = next(self._numbers)
-
-        def ended(job: Job) -> None:
-            self._inbox.put((number, job))
-
-        name, priority = self._engine.name, self._priority
-        job = Job(name, token_ids, ended, priority=priority, inner=True, **how)
+        number, name = next(self._numbers), self._engine.name
+        own: dict[str, Any] = {"priority": self._priority, "inner": True, **how}
+        job = Job(name, token_ids, lambda job: self._inbox.put((number, job)), **own)
         self._jobs[number] = job
         self._thread.submit([job])
         return number
@@ -118,16 +114,19 @@ class Proofs:
     """
 
     def __init__(self) -> None:
-        self._pool: Pool | None = None
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _pool(self) -> Pool:
+        """Its one process, once it has started."""
+        ignored = signal.SIGINT, signal.SIG_IGN  # as it is the server's to end
+        pool = multiprocessing.get_context("spawn").Pool(1, signal.signal, ignored)
+        pool.apply(equal_mathematics, ("1", "1"))
+        return pool
 
     def __call__(self, reference: str, given: str) -> bool:
         """Whether they are equal, as far as can be told in time."""
         with self._lock:
-            if self._pool is None:
-                ignored = signal.SIGINT, signal.SIG_IGN  # as it is the server's to end
-                self._pool = multiprocessing.get_context("spawn").Pool(1, signal.signal, ignored)
-                self._pool.apply(equal_mathematics, ("1", "1"))  # it has started
             try:
                 found = self._pool.apply_async(equal_mathematics, (reference, given))
                 return found.get(PROOF_SECONDS)
@@ -137,10 +136,8 @@ class Proofs:
 
     def close(self) -> None:
         """End the process."""
-        with self._lock:
-            if self._pool is not None:
-                self._pool.terminate()
-                self._pool = None
+        if (pool := self.__dict__.pop("_pool", None)) is not None:
+            pool.terminate()
 
 
 Pair = tuple[ServedEngine, ServedEngine]
@@ -174,7 +171,6 @@ class SearchRun:
         sampling = body.model_fields_set & {"temperature", "top_p", "top_k", "min_p"}
         given |= body.model_dump(include=sampling)
         try:
-            "".join(v for v in body.search.values() if isinstance(v, str)).encode()  # whole ones
             self._config = StrategyConfig.from_dict(given | body.search)
         except (ValueError, OverflowError) as error:  # of a whole number beyond any float
             raise Refused(400, str(error), "search") from error
@@ -184,34 +180,36 @@ class SearchRun:
         self._seed = secrets.randbits(63) if body.seed is None else body.seed
         self._clients = [EngineClient(thread, engine, body.priority) for engine in pair]
         self._proofs, self._given_up = proofs, False
-        self.head = protocol.head("chat.completion", "search", body.model)
+        self._streams, self._num_asked = body.stream, 0
+        kind = "chat.completion" + ".chunk" * body.stream
+        self.head = protocol.head(kind, "search", body.model)
         self.state = {"id": self.head["id"], "model": body.model, "status": "waiting"}
         self.state["problem"] = self._question
-        self.played: Future[dict[str, Any]] | None = None  # once it was submitted
+        self.played: Future[None] | None = None  # once it was submitted
 
-    def play(self, told: Callable[[Progress], None]) -> dict[str, Any]:
-        """Every round, in the thread that calls; what a chat completion says of the solution."""
+    def play(self, tell: Callable[[Any], None]) -> None:
+        """Every round, in the thread that calls. tell: is handed events of an answer, of a stream's
+        each round too, and None at their end; or what ends it.
+        """
         llm: Any  # TokenEngines, which leave most to the engine
         prm: Any
         llm, prm = self._clients
         config, self.state["status"] = self._config, "running"
-        own = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
         try:
-            scorer = PRM(prm, own.pop("prm_format"))
-            problem, strategy = Problem("asked", self._question), make_strategy(config)
-            own |= {"strategy": strategy, "seed": self._seed, "same": self._same}
-            search = Search(problem, llm=llm, prm=scorer, **own)
+            problem = Problem("asked", self._question)
+            search = make_search([problem], llm, prm, config, self._seed, same=self._same)
+            self._num_asked = len(chat_prompt(problem, llm, config.system_prompt))
             while search.round():
-                told(search.progress)
-            prompt = chat_prompt(problem, llm, config.system_prompt)
-            return self._solution(search.result(), len(prompt))
-        except BaseException as error:
+                if self._streams:
+                    done = search.progress
+                    text = f"round {done.round}: {done.tokens} tokens, {done.seconds:.1f} s\n"
+                    tell(self._chunk(None, reasoning_content=text))
+            tell(self._solution(search.result()))
+            tell(None)
+        except Exception as error:
             self.state |= {"status": "failed", "error": str(error)}
-            if isinstance(error, ConfigError):  # of settings that only the search itself checks
-                raise Refused(400, str(error), "search") from error
-            if isinstance(error, PromptError):
-                raise Refused(400, str(error), "messages") from error
-            raise
+            theirs = isinstance(error, ConfigError | ModelError)  # of settings not checked before
+            tell(Refused(400, str(error), "search") if theirs else Refused.by(error))
 
     def cancel(self) -> None:
         """From any thread: it ends, and what it asked for is aborted."""
@@ -226,7 +224,16 @@ class SearchRun:
             raise Refused(503, GIVEN_UP)
         return same_answer(reference, given, self._proofs)
 
-    def _solution(self, result: SearchResult, asked: int) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
+        """Tokens of the prompt, and those sampled."""
+        return protocol.usage(self._num_asked, self.state["tokens"])
+
+    def _chunk(self, reason: str | None, **text: str) -> tuple[int, dict[str, Any]]:
+        key = "delta" if self._streams else "message"
+        choice = {"index": 0, key: text, "logprobs": None, "finish_reason": reason}
+        return 0, {"choices": [choice]}
+
+    def _solution(self, result: SearchResult) -> tuple[int, dict[str, Any]]:
         """The best beam of the voted answer; the tree is kept."""
         row, beams = result.problems.iloc[0], result.candidates
         voted = beams[beams["answer"] == row["predicted"]]
@@ -235,25 +242,6 @@ class SearchRun:
         counts = {name: int(row[name]) for name in ("iterations", "tokens")}
         found = {"answer": row["predicted"]} | counts
         self.state |= {"status": "finished", "nodes": nodes} | found
-        message = {"role": "assistant", "content": best["text"]}
         reason = "stop" if best["finished"] else "length"
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-        told = {"search": {"id": self.state["id"], "nodes": len(nodes)} | found}
-        used = protocol.usage(asked, counts["tokens"])
-        return self.head | {"choices": [choice], "usage": used} | told
-
-
-async def chunks(
-    news: Callable[[], Awaitable[Any]], with_usage: bool
-) -> AsyncIterator[dict[str, Any]]:
-    """Of a stream: rounds as reasoning, then the solution. news: Progress, at last the Future."""
-    while not isinstance(each := await news(), Future):
-        text = f"round {each.round}: {each.tokens} tokens, {each.seconds:.1f} s\n"
-        delta = {"reasoning_content": text}
-        yield {"choices": [{"index": 0, "finish_reason": None, "delta": delta}]}
-    result = each.result()
-    (whole,) = result["choices"]
-    last = {"index": 0, "finish_reason": whole["finish_reason"], "delta": whole["message"]}
-    yield {"choices": [last], "search": result["search"]}
-    if with_usage:
-        yield {"choices": [], "usage": result["usage"]}
+        number, chunk = self._chunk(reason, role="assistant", content=best["text"])
+        return number, chunk | {"search": {"id": self.state["id"], "nodes": len(nodes)} | found}

@@ -10,11 +10,13 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, product
+from operator import itemgetter
 from typing import Annotated, Any
 
 import numpy as np
@@ -31,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from workbench.config import EngineConfig, Range, check, format_size, parse_size
 from workbench.core import SamplingParams, ScoreParams
 from workbench.engine.memory import block_shape, peak_on, total_of
-from workbench.errors import ConfigError, PromptError, WorkbenchError
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import MarginalValue, StaticSplit
 from workbench.search.prm import FORMATS, known_format
@@ -44,7 +46,6 @@ MOST_SEARCHES = 4  # at a time; others wait
 KEPT_SEARCHES = 64  # of which the tree can be asked for
 Told = dict[str, Any]
 Logits = NDArray[np.float64]
-Chunks = AsyncIterator[Told]
 ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 
@@ -118,12 +119,6 @@ class Call:
             pass
         self.refuse(Refused(499, "The client closed the connection."))
 
-    def begin(self, work: Callable[[], Any], undo: Callable[[], None]) -> None:
-        """Do what undo takes back, unless it was refused by now."""
-        if not self._over:
-            self._undo = undo
-            work()
-
     def refuse(self, why: Refused | None = None) -> None:
         """End it before its time, for a reason that is told; later calls are ignored."""
         if not self._over:
@@ -133,30 +128,37 @@ class Call:
                 self._news.get_nowait()
             self.put(why)
 
-    async def news(self) -> Any:
-        """The next that was put. Raises what it was refused for."""
-        found = await self._news.get()
-        if isinstance(found, Refused):
-            raise found
-        return found
-
-    async def run(self, jobs: Sequence[Job]) -> AsyncIterator[tuple[Job, News]]:
-        """Submit jobs whose sink is `put`; what is new of each until all have ended. Raises what
-        ended one of them.
+    async def news(self, begin: Callable[[], Any], undo: Callable[[], None]) -> AsyncIterator[Any]:
+        """Begin what undo takes back, unless it was refused by now; then what is put, until that is
+        None. Raises what it was refused for.
         """
-        thread, left = self._service.thread, set(jobs)
-        self.begin(partial(thread.submit, jobs), partial(thread.abort, jobs))
-        while left:
-            job: Job = await self.news()
-            tokens, _, output = news = job.take()
-            if job not in left or not (tokens or output):
+        if not self._over:
+            self._undo = undo
+            begin()
+        while (found := await self._news.get()) is not None:
+            if isinstance(found, Exception):
+                raise found
+            yield found
+
+    async def run(self, jobs: Sequence[Job]) -> AsyncIterator[tuple[int, News]]:
+        """Submit jobs whose sink is `put`: the number of each that has news, until all have ended.
+        Raises what ended one of them.
+        """
+        thread, left = self._service.thread, {job: k for k, job in enumerate(jobs)}
+        begin, undo = partial(thread.submit, jobs), partial(thread.abort, jobs)
+        async for job in self.news(begin, undo):
+            news = job.take()
+            if job not in left or not (news.token_ids or news.output):
                 continue  # taken before it was told
-            if output is not None:
-                if output.error is not None:
-                    raise Refused.by(output.error)
-                left.remove(job)
-                self._over |= not left
-            yield job, news
+            number = left[job]
+            if news.output is not None:
+                if news.output.error is not None:
+                    raise Refused.by(news.output.error)
+                del left[job]
+                if not left:
+                    self._over = True
+                    self.put(None)
+            yield number, news
 
     def close(self) -> None:
         """Answered, or refused: nothing of it is left."""
@@ -178,11 +180,8 @@ class EventStream(StreamingResponse):
 
 async def one_call(request: Request) -> AsyncIterator[Call]:
     """Open until its response is sent, or whatever else happens."""
-    call = Call(request.app.state.service, request)
-    try:
+    with closing(Call(request.app.state.service, request)) as call:
         yield call
-    finally:
-        call.close()
 
 
 OneCall = Annotated[Call, Depends(one_call)]
@@ -206,7 +205,7 @@ class Service:
             return engines
 
         queue = config.max_queue
-        self.thread = EngineThread(arena, make, queue, self._notify, self._on_ready)
+        self.thread = EngineThread(arena, make, queue, partial(self._post, deliver), self._on_ready)
         self._searchers = ThreadPoolExecutor(MOST_SEARCHES, "search")
         self._proofs = searches.Proofs()
         self._searches = dict[str, dict[str, Any]]()
@@ -229,22 +228,21 @@ class Service:
         for call in list(self.calls):
             call.refuse(Refused(503, CLOSING))
 
-    def count(self, why: Refused) -> Refused:
-        """For the metrics; returns it."""
+    def refusal(self, error: Exception) -> Refused:
+        """What a client is told of an error, counted."""
+        why = Refused.by(error)
         self.thread.metrics.refused.labels(str(why.status)).inc()
         return why
+
+    def refused(self, error: Exception) -> Response:
+        """The response that tells an error."""
+        why = self.refusal(error)
+        return JSONResponse(why.body, why.status, why.headers)
 
     def _post(self, do: Callable[..., Any], *arguments: Any) -> None:
         """From any thread: in the event loop, soon."""
         with suppress(RuntimeError):  # the loop has ended, and its calls before it
             self._loop.call_soon_threadsafe(do, *arguments)
-
-    def _notify(self, jobs: list[Job]) -> None:
-        def deliver() -> None:
-            for job in jobs:
-                job.sink(job)
-
-        self._post(deliver)
 
     def _on_ready(self, failure: BaseException | None) -> None:
         self.failure, self.ready = failure, failure is None
@@ -275,10 +273,10 @@ class Service:
     async def completions(self, body: protocol.CompletionRequest, call: OneCall) -> Response:
         """POST /v1/completions."""
         engine, prompts = self._engine(body.model), protocol.one_by_one(body.prompt)
-        inputs = await _inputs(engine, "prompt", prompts, body.add_special_tokens)
-        return await self._generate(
-            call, body, engine, inputs, body.max_tokens or 16, body.logprobs
-        )
+        given = engine, "prompt", prompts, body.add_special_tokens
+        at_once = all(map(_are_ids, prompts))  # else there is work for a worker thread
+        inputs = _inputs(*given) if at_once else await asyncio.to_thread(_inputs, *given)
+        return await self._generate(call, body, engine, inputs, body.logprobs)
 
     async def chat(self, body: protocol.ChatRequest, call: OneCall) -> Response:
         """POST /v1/chat/completions."""
@@ -287,10 +285,10 @@ class Service:
         engine = self._engine(body.model)
         if body.search:
             raise Refused(400, "search is for a model called search/...; leave it out.", "search")
-        inputs = await _inputs(engine, "messages", [body.messages], body.add_generation_prompt)
-        most = body.max_completion_tokens or body.max_tokens or engine.max_model_len
+        given = engine, "messages", [body.messages], body.add_generation_prompt
+        inputs = await asyncio.to_thread(_inputs, *given)
         logprobs = body.top_logprobs if body.logprobs else None
-        return await self._generate(call, body, engine, inputs, most, logprobs)
+        return await self._generate(call, body, engine, inputs, logprobs)
 
     async def _generate(
         self,
@@ -298,10 +296,9 @@ class Service:
         body: protocol.Sampled,
         engine: ServedEngine,
         inputs: Sequence[list[int]],
-        most: int,
         logprobs: int | None,
     ) -> Response:
-        """n choices after each input, whole or as a stream."""
+        """n choices after each input."""
         if engine.value_outputs is not None:
             message = f"{engine.name} has a value head and generates nothing; ask /pooling."
             raise Refused(400, message, "model")
@@ -309,67 +306,26 @@ class Service:
         if len(inputs) * body.n > protocol.MOST_CHOICES:
             message = f"{len(inputs)} prompts times n={body.n}; allowed: {protocol.MOST_CHOICES}."
             raise Refused(400, message, "n")
-        is_chat, choices = isinstance(body, protocol.ChatRequest), dict[Job, Choice]()
-        for ids in inputs:
-            for k in range(body.n):
-                params = body.sampling(k, min(most, engine.max_model_len - len(ids)), logprobs)
-                job = Job(engine.name, ids, call.put, params, None, body.stream, body.priority)
-                choices[job] = Choice(len(choices), engine.tokenizer, body, is_chat, logprobs)
-        kind, prefix = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
-        head = protocol.head(kind + ".chunk" * (is_chat and body.stream), prefix, engine.name)
+        jobs, choices = list[Job](), list[Choice]()
+        for ids, k in product(inputs, range(body.n)):
+            params = body.sampling(k, engine.max_model_len - len(ids), logprobs)
+            how = params, None, body.stream, body.priority
+            jobs.append(Job(engine.name, ids, call.put, *how))
+            choices.append(Choice(len(choices), engine.tokenizer, body, logprobs))
+
+        def told(number: int, news: News) -> Told:
+            return {"choices": [choices[number].add(*news)]}
 
         def usage() -> Told:
-            every = [*choices.values()]
-            cached = sum(choice.num_cached for choice in every[:: body.n])
-            sampled = sum(choice.num_sampled for choice in every)
+            outputs = [job.output for job in jobs if job.output is not None]  # all, by now
+            cached = sum(output.num_cached_tokens or 0 for output in outputs[:: body.n])
+            sampled = sum(len(output.token_ids) for output in outputs)
             return protocol.usage(sum(map(len, inputs)), sampled, cached)
 
-        async def chunks() -> Chunks:
-            async for job, news in call.run([*choices]):
-                yield {"choices": [choices[job].add(*news)]}
-            if body.stream_options.include_usage:
-                yield {"choices": [], "usage": usage()}
-
-        if body.stream:
-            return await self._stream(head, chunks())
-        ended = dict([each async for each in call.run([*choices])])
-
-        def whole() -> Told:
-            found = [choice.add(*ended[job]) for job, choice in choices.items()]
-            return head | {"choices": found, "usage": usage()}
-
-        return await _rendered(whole)
-
-    async def _stream(self, head: Told, chunks: Chunks) -> Response:
-        """Server-sent events, what all chunks begin with and what each adds. An error before the
-        first chunk is raised, one after it is the last event.
-        """
-        begin, chunk = f"{ENCODE(head)[:-1]},", await anext(chunks)
-
-        async def events() -> AsyncIterator[str]:
-            found: Told | None = chunk
-            try:
-                while found is not None:
-                    yield f"data: {begin}{ENCODE(found)[1:]}\n\n"
-                    found = await anext(chunks, None)
-                yield "data: [DONE]\n\n"
-            except Exception as error:
-                yield f"data: {ENCODE(self.count(Refused.by(error)).body)}\n\n"
-
-        return EventStream(events())
-
-    async def tokenize(self, body: protocol.TokenizeRequest) -> Response:
-        """POST /tokenize."""
-        engine = self._engine(body.model)
-        _, (text,), special = body.given("prompt")
-        ids = await _encoded(engine, text, special)
-        decode, wanted = engine.tokenizer.decode, body.return_token_strs
-        told = {"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids}
-        return await _rendered(
-            lambda: told | {"token_strs": [decode([k]) for k in ids] if wanted else None}
-        )
-
-    # -- searches --
+        is_chat = isinstance(body, protocol.ChatRequest)
+        kind, prefix = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
+        head = protocol.head(kind + ".chunk" * (is_chat and body.stream), prefix, engine.name)
+        return await self._answer(call.run(jobs), head, told, usage, body)
 
     async def _search(self, call: Call, body: protocol.ChatRequest) -> Response:
         """A search for the solution of one problem."""
@@ -385,43 +341,75 @@ class Service:
 
         def play() -> None:
             self._searches[run.head["id"]] = run.state
-            tell = partial(self._post, call.put)
-            run.played = self._searchers.submit(run.play, tell)
-            run.played.add_done_callback(tell)
+            run.played = self._searchers.submit(run.play, partial(self._post, call.put))
 
-        call.begin(play, run.cancel)
-        if body.stream:
-            kind = {"object": "chat.completion.chunk"}
-            usage = body.stream_options.include_usage
-            return await self._stream(run.head | kind, searches.chunks(call.news, usage))
-        while not isinstance(news := await call.news(), Future):
-            pass  # a round
-        return await _rendered(news.result)
+        chunks = call.news(play, run.cancel)
+        return await self._answer(chunks, run.head, lambda _, chunk: chunk, run.usage, body)
 
-    async def tree(self, name: str) -> Response:
-        """GET /search/{name}."""
-        if name not in self._searches:
-            message = f"There is no search {name!r:.60}; the last {KEPT_SEARCHES} are kept."
-            raise Refused(404, message, "id")
-        state = dict(self._searches[name])  # its search may be adding to it
-        return await _rendered(lambda: state)
+    async def _answer(
+        self,
+        events: AsyncIterator[tuple[int, Any]],
+        head: Told,
+        told: Callable[[int, Any], Told],
+        usage: Callable[[], Told],
+        body: protocol.Sampled | None = None,
+    ) -> Response:
+        """What is told of each event, after what every answer begins with: as chunks where body
+        asks for a stream, else together once all have come, by their numbers. An error before the
+        first event is raised; one after it is the last of a stream.
+        """
+        if body is None or not body.stream:
+            found = sorted([event async for event in events], key=itemgetter(0))
+
+            def whole() -> Response:
+                answer = dict(head)
+                for name, value in chain.from_iterable(told(*each).items() for each in found):
+                    rows = isinstance(value, list)  # of which each event tells some
+                    answer[name] = answer.get(name, []) + value if rows else value
+                return JSONResponse(answer | {"usage": usage()})
+
+            return await asyncio.to_thread(whole)  # it may be large
+        begin, first = f"{ENCODE(head)[:-1]},", await anext(events)
+
+        async def lines() -> AsyncIterator[str]:
+            event: Any = first
+            try:
+                while event is not None:
+                    yield f"data: {begin}{ENCODE(told(*event))[1:]}\n\n"
+                    event = await anext(events, None)
+                if body.stream_options.get("include_usage"):
+                    yield f"data: {begin}{ENCODE({'choices': [], 'usage': usage()})[1:]}\n\n"
+                yield "data: [DONE]\n\n"
+            except Exception as error:
+                yield f"data: {ENCODE(self.refusal(error).body)}\n\n"
+
+        return EventStream(lines())
 
     # -- scoring, in vLLM's shapes --
+
+    def tokenize(self, body: protocol.TokenizeRequest) -> Response:
+        """POST /tokenize."""
+        engine = self._engine(body.model)
+        _, (text,), special = body.given("prompt")
+        ids, decode = _encoded(engine, text, special), engine.tokenizer.decode
+        told = {"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids}
+        names = [decode([token]) for token in ids] if body.return_token_strs else None
+        return JSONResponse(told | {"token_strs": names})
 
     async def generative_scoring(self, body: protocol.ScoringRequest, call: OneCall) -> Response:
         """POST /generative_scoring."""
         engine = self._engine(body.model)
-        outputs = engine.spec.outputs
+        outputs, special, first = engine.spec.outputs, body.add_special_tokens, body.item_first
         labels = _known(body.label_token_ids, outputs, "label_token_ids")
-        special, first = body.add_special_tokens, body.item_first
-        query = await _encoded(engine, body.query, special and not first)
         columns = tuple(labels if body.apply_softmax else range(outputs))
         place = 0 if body.apply_softmax else labels[0]
-        asked = list[tuple[list[int], ScoreParams]]()
-        for each in body.items:
-            item = await _encoded(engine, each, special and first)
-            ids = _fitting(engine, [*item, *query] if first else [*query, *item], "items")
-            asked.append((ids, ScoreParams((len(ids) - 1,), columns)))
+
+        def asked() -> Iterator[tuple[list[int], ScoreParams]]:
+            query = _encoded(engine, body.query, special and not first)
+            for each in body.items:
+                item = _encoded(engine, each, special and first)
+                ids = _fitting(engine, [*item, *query] if first else [*query, *item], "items")
+                yield ids, ScoreParams((len(ids) - 1,), columns)
 
         def score(logits: Logits) -> Told:
             return {"object": "score", "score": _softmax(logits[0])[place]}
@@ -435,20 +423,26 @@ class Service:
         if format is None:
             message = f"{engine.name} is no reward model of a known format: {', '.join(FORMATS)}."
             raise Refused(400, message, "model")
-        rules = await asyncio.to_thread(FORMATS[format], engine.tokenizer)
-        if rules.critique_stop is not None:
-            message = f"{engine.name} writes critiques before it judges; /pooling reads marks."
-            raise Refused(400, message, "model")
-        inputs, mark = await _inputs(engine, *body.given("input")), list(rules.mark)
-        ends = await asyncio.to_thread(lambda: [_ends_of(mark, ids) for ids in inputs])
-        if not all(ends):
-            message = f"An input has no mark of a step; {format} reads a verdict after each."
-            raise Refused(400, message, "input")
+
+        def asked() -> Iterator[tuple[list[int], ScoreParams]]:
+            rules = FORMATS[format](engine.tokenizer)
+            if rules.critique_stop is not None:
+                message = f"{engine.name} writes critiques before it judges; /pooling reads marks."
+                raise Refused(400, message, "model")
+            mark, size = list(rules.mark), len(rules.mark)
+            for ids in _inputs(engine, *body.given("input")):
+                ends = [k + size for k in range(len(ids)) if ids[k : k + size] == mark]
+                if not ends:
+                    message = f"An input has no mark of a step; {format} reads a verdict at each."
+                    raise Refused(400, message, "input")
+                yield ids, ScoreParams(tuple(end - 1 for end in ends), rules.columns)
+
+        def verdict(row: Any) -> list[float]:  # of two [bad, good], of one its sigmoid
+            return _softmax(row)[::-1] if len(row) > 1 else _softmax([*row, 0.0])[:1]
 
         def verdicts(logits: Logits) -> Told:
-            return {"object": "pooling", "data": [_verdict(row) for row in logits]}
+            return {"object": "pooling", "data": [*map(verdict, logits)]}
 
-        asked = [(ids, ScoreParams(each, rules.columns)) for ids, each in zip(inputs, ends)]
         return await self._scored(call, engine, "pool", asked, verdicts)
 
     async def _scored(
@@ -456,20 +450,22 @@ class Service:
         call: Call,
         engine: ServedEngine,
         prefix: str,
-        asked: Sequence[tuple[list[int], ScoreParams]],
+        asked: Callable[[], Iterable[tuple[list[int], ScoreParams]]],
         told: Callable[[Logits], Told],
     ) -> Response:
-        """As vLLM lists it: what is told of the logits [positions, columns] of each input."""
-        jobs = [Job(engine.name, ids, call.put, score=score) for ids, score in asked]
-        found: dict[Job, Any] = {job: news.output async for job, news in call.run(jobs)}
+        """As vLLM lists it: what is told of the logits [positions, columns] of each that is asked,
+        which a worker thread prepares.
+        """
+        every = await asyncio.to_thread(lambda: [*asked()])
+        jobs = [Job(engine.name, ids, call.put, score=score) for ids, score in every]
+        used = protocol.usage(sum(len(ids) for ids, _ in every))
+
+        def row(number: int, news: News) -> Told:
+            output: Any = news.output
+            return {"data": [{"index": number} | told(output.logits.astype(np.float64))]}
+
         head = protocol.head("list", prefix, engine.name)
-        head["usage"] = protocol.usage(sum(len(ids) for ids, _ in asked))
-
-        def whole() -> Told:
-            rows = [told(found[job].logits.astype(np.float64)) for job in jobs]
-            return head | {"data": [{"index": k} | row for k, row in enumerate(rows)]}
-
-        return await _rendered(whole)
+        return await self._answer(call.run(jobs), head, row, lambda: used)
 
     # -- states --
 
@@ -478,9 +474,9 @@ class Service:
         ready = self.ready
         return JSONResponse({"status": "ok" if ready else "loading"}, 200 if ready else 503)
 
-    async def metrics(self) -> Response:
+    def metrics(self) -> Response:
         """GET /metrics, in Prometheus' text format."""
-        text = await asyncio.to_thread(generate_latest, self.thread.metrics.registry)
+        text = generate_latest(self.thread.metrics.registry)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self) -> Told:
@@ -496,16 +492,22 @@ class Service:
         told = {"id": name, "object": "model", "created": 0, "owned_by": "workbench"}
         return told | {"max_model_len": longest}
 
-    async def arena(self) -> Told:
-        """GET /arena: pages and blocks."""
-        thread = self.thread
-        states = {n: await asyncio.to_thread(thread.state, n) for n in thread.engines}
-        return {"pages": thread.arena.num_pages, "models": states}
+    def tree(self, name: str) -> Response:
+        """GET /search/{name}."""
+        if name not in self._searches:
+            message = f"There is no search {name!r:.60}; the last {KEPT_SEARCHES} are kept."
+            raise Refused(404, message, "id")
+        return JSONResponse(dict(self._searches[name]))  # its search may be adding to it
 
-    async def split(self, body: protocol.SplitRequest) -> Told:
+    def arena(self) -> Told:
+        """GET /arena: pages and blocks."""
+        states = {name: self.thread.state(name) for name in self.thread.engines}
+        return {"pages": self.thread.arena.num_pages, "models": states}
+
+    def split(self, body: protocol.SplitRequest) -> Told:
         """POST /arena/split, taken over between steps."""
         try:
-            answer = await asyncio.to_thread(self.thread.arena.resplit, body.shares)
+            answer = self.thread.arena.resplit(body.shares)
         except ConfigError as error:
             raise Refused(400, str(error), "shares") from error
         if answer.refused:
@@ -513,24 +515,30 @@ class Service:
         return {"outcome": answer.outcome, "reason": answer.reason}
 
 
-async def _encoded(engine: ServedEngine, given: Any, special: bool) -> list[int]:
+def deliver(jobs: Sequence[Job]) -> None:
+    """In the event loop: what is new of each."""
+    for job in jobs:
+        job.sink(job)
+
+
+def _encoded(engine: ServedEngine, given: Any, special: bool) -> list[int]:
     """Token ids of a text, of messages (special: with a generation prompt), or as given."""
     if isinstance(given, str):
-        return await asyncio.to_thread(engine.tokenizer.encode, given, special)
-    if not given or isinstance(given[0], int):
+        return engine.tokenizer.encode(given, special)
+    if _are_ids(given):
         return list(given)
-    chat = [message.model_dump() for message in given]
-    try:
-        return await asyncio.to_thread(engine.tokenizer.encode_chat, chat, special)
-    except PromptError as error:
-        raise Refused(400, str(error), "messages") from error
+    return engine.tokenizer.encode_chat([each.model_dump() for each in given], special)
 
 
-async def _inputs(
+def _are_ids(given: Any) -> bool:
+    return not isinstance(given, str) and (not given or isinstance(given[0], int))
+
+
+def _inputs(
     engine: ServedEngine, field: str, texts: Sequence[Any], special: bool
 ) -> list[list[int]]:
     """Token ids of each text of a field, or of each chat."""
-    return [_fitting(engine, await _encoded(engine, text, special), field) for text in texts]
+    return [_fitting(engine, _encoded(engine, text, special), field) for text in texts]
 
 
 def _fitting(engine: ServedEngine, ids: list[int], param: str) -> list[int]:
@@ -549,25 +557,9 @@ def _known(ids: Sequence[int], size: int, param: str) -> list[int]:
     return [*ids]
 
 
-async def _rendered(make: Callable[[], Any]) -> Response:
-    """What `make` returns as JSON, in a worker thread: it may be large."""
-    return await asyncio.to_thread(lambda: JSONResponse(make()))
-
-
-def _ends_of(mark: list[int], ids: list[int]) -> tuple[int, ...]:
-    """The last position of each occurrence of a step's mark."""
-    size = len(mark)
-    return tuple(k - 1 for k in range(size, len(ids) + 1) if ids[k - size : k] == mark)
-
-
-def _softmax(row: Logits) -> list[float]:
-    likely = np.exp(row - row.max())
+def _softmax(row: Any) -> list[float]:
+    likely = np.exp(np.subtract(row, np.max(row)))
     return [float(p) for p in likely / likely.sum()]
-
-
-def _verdict(row: Logits) -> list[float]:
-    """[bad, good] of the logits (good, bad); a lone value's sigmoid."""
-    return _softmax(row)[::-1] if len(row) > 1 else [float(1 / (1 + np.exp(-row[0])))]
 
 
 # -- the application --
@@ -598,26 +590,14 @@ class Guard:
                 why = Refused(401, "No valid API key; send it as `Authorization: Bearer KEY`.")
             elif not service.ready:
                 why = Refused(503, "The models are being loaded; try again.")
-        await (self._app if why is None else _told(service, why))(scope, within, send)
-
-
-def _told(service: Service, why: Refused) -> Response:
-    """The response that tells a refusal."""
-    return JSONResponse(service.count(why).body, why.status, why.headers)
+        await (self._app if why is None else service.refused(why))(scope, within, send)
 
 
 def make_app(service: Service) -> FastAPI:
     """The application over a service."""
 
     async def refused(request: Request, error: Exception) -> Response:
-        if isinstance(error, RequestValidationError):
-            return _told(service, Refused.of(error.errors()[0]))
-        if isinstance(error, HTTPException):
-            status, wrong = error.status_code, {404: "path", 405: "method"}
-            why = Refused(status, str(error.detail), wrong.get(status, "body"))
-            why.headers |= error.headers or {}  # of 405: what is allowed
-            return _told(service, why)
-        return _told(service, Refused.by(error))
+        return service.refused(error)
 
     kinds = (WorkbenchError, RequestValidationError, HTTPException, Exception)
     handlers: Any = dict.fromkeys(kinds, refused)
