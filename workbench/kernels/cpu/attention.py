@@ -98,34 +98,26 @@ def _block(batch: Any, table: Any, head: int, position: int) -> Any:
 
 
 @inlined
-def _locate(
-    batch: Any, table: Any, head: int, first: int, until: int, then: Any, room: Any
-) -> int:
-    """Addresses of up to _KEYS keys and values from position `first` on, below `until`, and of the
-    keys behind them; where there are none, of `then`: a row, a head and a position.
-
-    Returns the bytes between a key's numbers.
+def _locate(batch: Any, table: Any, head: int, first: int, until: int, then: Any, room: Any) -> int:
+    """Addresses of keys and values from position `first` on, of the keys behind them or, where
+    there are none, of `then` (row, head, position); bytes between a key's numbers.
     """
     block_size, _, head_dim = batch.shape
     count = min(_KEYS, until - first)
     if block_size % WIDTH == 0 and head_dim % WIDTH == 0:
         for start in range(0, count, WIDTH):
-            vector = start // WIDTH
             key, value = _block(batch, table, head, first + start)
-            room.keys[0, vector] = room.keys[2, vector] = key
-            room.keys[1, vector] = value
+            room.keys[0, start // WIDTH], room.keys[1, start // WIDTH] = key, value
+            room.keys[2, start // WIDTH] = key
             for j in range(start, min(start + WIDTH, count)):
                 room.values[j] = value + (j - start) * head_dim * FLOAT_BYTES
-        ends = first + _KEYS >= until
-        row, its_head, begin = then
-        its_table, last = _table(batch, row), batch.positions[row]
-        for start in range(0, count, WIDTH):
-            if not ends and first + _KEYS + start < until:
-                key, _ = _block(batch, table, head, first + _KEYS + start)
-                room.keys[2, start // WIDTH] = key
-            elif ends and begin + start <= last:
-                key, _ = _block(batch, its_table, its_head, begin + start)
-                room.keys[2, start // WIDTH] = key
+        behind, end = first + _KEYS, until
+        if behind >= until:
+            row, head, behind = then
+            table, end = _table(batch, row), batch.positions[row] + 1
+        for start in range(0, min(count, end - behind), WIDTH):
+            key, _ = _block(batch, table, head, behind + start)
+            room.keys[2, start // WIDTH] = key
         return block_size * FLOAT_BYTES
     for start in range(0, _KEYS, WIDTH):
         room.keys[:, start // WIDTH] = room.packed_keys.ctypes.data + start * FLOAT_BYTES
@@ -260,18 +252,19 @@ def _attend_tile(
     tile: Any,
     begin: int,
     end: int,
-    table: Any,
-    head: int,
-    seen: int,
+    where: Any,
     until: int,
     then: Any,
     room: Any,
 ) -> None:
     """Queries begin .. end - 1 of a tile, of which the first sees least, over a sequence.
 
-    Positions seen .. until - 1 of it; `seen` is a multiple of 32. then: row, head and position that
-    are likely to be next. Many queries, and not keys, stand side by side in a vector.
+    where: a row of the sequence, a head, and the first position, a multiple of 32; until: the one
+    behind the last; then: `where` of what is likely to be next. Many queries, and not keys, stand
+    side by side in a vector.
     """
+    row, head, seen = where
+    table = _table(batch, row)
     queries, head_dim, line = end - begin, batch.shape[2], QUERIES * FLOAT_BYTES
     many = queries >= _MANY
     if many:
@@ -429,26 +422,24 @@ def attend(arguments: int, counter: int) -> None:
     while number < groups * kv_heads:
         piece, head = number // kv_heads, number % kv_heads
         begin, end = bounds[piece], bounds[piece + 1]
-        queries, table = (end - begin) * group, _table(batch, begin)
-        common, later = shared[piece], min(read(counter), groups * kv_heads - 1)
+        queries, common = (end - begin) * group, shared[piece]
+        later = min(read(counter), groups * kv_heads - 1)
         after = bounds[later // kv_heads], later % kv_heads, 0
         if common:  # rows of several sequences, which begin with so many positions
             _fill(batch, tile, head, begin, 0, queries)
-            then = begin, head, common
-            _attend_tile(batch, tile, 0, queries, table, head, 0, common, then, room)
+            own = begin, head, common
+            _attend_tile(batch, tile, 0, queries, (begin, head, 0), common, own, room)
             for row in range(begin, end):
-                first, own, until = (row - begin) * group, _table(batch, row), positions[row] + 1
+                first, until, own = (row - begin) * group, positions[row] + 1, (row, head, common)
                 then = (row + 1, head, common) if row + 1 < end else after
-                _attend_tile(
-                    batch, tile, first, first + group, own, head, common, until, then, room
-                )
+                _attend_tile(batch, tile, first, first + group, own, until, then, room)
             _finish(batch, tile, head, begin, 0, queries)
         else:  # rows of one sequence
             for first in range(0, queries, QUERIES):
                 count = min(QUERIES, queries - first)
                 until = positions[begin + (first + count - 1) // group] + 1
                 _fill(batch, tile, head, begin, first, count)
-                _attend_tile(batch, tile, 0, count, table, head, 0, until, after, room)
+                _attend_tile(batch, tile, 0, count, (begin, head, 0), until, after, room)
                 _finish(batch, tile, head, begin, first, count)
         number = take(counter)
     memory[0] = 0  # it lives until here

@@ -232,7 +232,8 @@ def emit_score(code: Tile, *arguments: Any) -> None:
 
     keys: int64 [vectors], where the first numbers of sixteen keys lie, `key_stride` before their
     next. `apart` behind it lie the addresses of their values, and again of the keys that come next:
-    both are asked for meanwhile.
+    both are asked for meanwhile, since a block lies in a page of its own, where a processor's own
+    prefetching begins anew.
     """
     queries, query_stride, keys, key_stride, depth, scores, score_stride, apart = arguments
     b, x = code.builder, code.addresses(queries, query_stride)
