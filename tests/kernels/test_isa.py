@@ -38,7 +38,7 @@ def loops(kind: InstructionSet) -> dict[str, tuple[Emit, int]]:
         "few rows": (lambda b, a: emit_few_rows(Tile(b, *kind.few), quantised, *a), 9),
     }
     for shape in (kind.tile, kind.wide, (1, kind.single)):
-        loops[f"score of {shape}"] = lambda b, a, s=shape: emit_score(Tile(b, *s), *a), 7
+        loops[f"score of {shape}"] = lambda b, a, s=shape: emit_score(Tile(b, *s), *a), 8
         loops[f"turned {shape}"] = lambda b, a, s=shape: emit_score_turned(Tile(b, *s), *a), 7
         loops[f"values of {shape}"] = lambda b, a, s=shape: emit_add_values(Tile(b, *s), *a), 9
     return loops

@@ -48,6 +48,7 @@ from workbench.kernels.cpu.vectors import (
     load,
     matrix,
     mul,
+    read,
     same,
     store,
     sub,
@@ -75,8 +76,15 @@ Room = namedtuple(
     "turned turned_scores limit top total",
 )
 """Where a thread works on some positions: scores [queries, _KEYS], the new largest ones, what they
-rescale sums by, and addresses of sixteen keys and of a value. packed: for blocks or heads of which
-sixteen is no divisor. turned and what follows: many queries side by side, [head_dim, queries]."""
+rescale sums by, and addresses. keys: of sixteen keys each; of their values; of keys that come next.
+values: of each. packed: for blocks or heads of which sixteen is no divisor. turned and what
+follows: many queries side by side, [head_dim, queries]."""
+
+
+@inlined
+def _table(batch: Any, row: int) -> Any:
+    """Offsets of the blocks of a row's sequence."""
+    return integers(batch.tables + batch.sequence[row] * batch.width * ADDRESS_BYTES, batch.width)
 
 
 @inlined
@@ -90,18 +98,29 @@ def _block(batch: Any, table: Any, head: int, position: int) -> Any:
 
 
 @inlined
-def _locate(batch: Any, table: Any, head: int, first: int, count: int, room: Any) -> int:
-    """Addresses of keys and values from position `first` on; bytes between a key's numbers."""
+def _locate(batch: Any, table: Any, head: int, first: int, until: int, then: Any, room: Any) -> int:
+    """Addresses of keys and values from position `first` on, of the keys behind them or, where
+    there are none, of `then` (row, head, position); bytes between a key's numbers.
+    """
     block_size, _, head_dim = batch.shape
+    count = min(_KEYS, until - first)
     if block_size % WIDTH == 0 and head_dim % WIDTH == 0:
         for start in range(0, count, WIDTH):
             key, value = _block(batch, table, head, first + start)
-            room.keys[start // WIDTH] = key
+            room.keys[0, start // WIDTH], room.keys[1, start // WIDTH] = key, value
+            room.keys[2, start // WIDTH] = key
             for j in range(start, min(start + WIDTH, count)):
                 room.values[j] = value + (j - start) * head_dim * FLOAT_BYTES
+        behind, end = first + _KEYS, until
+        if behind >= until:
+            row, head, behind = then
+            table, end = _table(batch, row), batch.positions[row] + 1
+        for start in range(0, min(count, end - behind), WIDTH):
+            key, _ = _block(batch, table, head, behind + start)
+            room.keys[2, start // WIDTH] = key
         return block_size * FLOAT_BYTES
     for start in range(0, _KEYS, WIDTH):
-        room.keys[start // WIDTH] = room.packed_keys.ctypes.data + start * FLOAT_BYTES
+        room.keys[:, start // WIDTH] = room.packed_keys.ctypes.data + start * FLOAT_BYTES
     for j in range(count):
         key, value = _block(batch, table, head, first + j)
         numbers, packed = matrix(key, head_dim, block_size), matrix(value, 1, head_dim)
@@ -124,7 +143,8 @@ def _score(tile: Any, begin: int, end: int, count: int, stride: int, room: Any) 
         while at < vectors:
             wide = tile_vectors(vectors - at, rows)
             case, source = 64 * wide + rows, (queries, line, keys + at * ADDRESS_BYTES, stride)
-            score((case, *source, head_dim, scores + at * VECTOR_BYTES, across))
+            apart = _KEYS // WIDTH * ADDRESS_BYTES if row == begin else 0
+            score((case, *source, head_dim, scores + at * VECTOR_BYTES, across, apart))
             at += wide
         row += rows
 
@@ -134,7 +154,7 @@ def _score_turned(head_dim: int, queries: int, count: int, stride: int, room: An
     """The keys in room times the queries in room.turned."""
     vectors, line = (queries + WIDTH - 1) // WIDTH, QUERIES * FLOAT_BYTES
     for first in range(0, count, WIDTH):
-        key, keys = first, room.keys[first // WIDTH] - first * FLOAT_BYTES
+        key, keys = first, room.keys[0, first // WIDTH] - first * FLOAT_BYTES
         while key < first + WIDTH:
             rows, at = tile_rows(first + WIDTH - key), 0
             x, scores = keys + key * FLOAT_BYTES, room.turned_scores[key].ctypes.data
@@ -232,17 +252,19 @@ def _attend_tile(
     tile: Any,
     begin: int,
     end: int,
-    table: Any,
-    head: int,
-    seen: int,
+    where: Any,
     until: int,
+    then: Any,
     room: Any,
 ) -> None:
     """Queries begin .. end - 1 of a tile, of which the first sees least, over a sequence.
 
-    Positions seen .. until - 1 of it; `seen` is a multiple of 32. Many queries, and not keys, stand
+    where: a row of the sequence, a head, and the first position, a multiple of 32; until: the one
+    behind the last; then: `where` of what is likely to be next. Many queries, and not keys, stand
     side by side in a vector.
     """
+    row, head, seen = where
+    table = _table(batch, row)
     queries, head_dim, line = end - begin, batch.shape[2], QUERIES * FLOAT_BYTES
     many = queries >= _MANY
     if many:
@@ -255,7 +277,7 @@ def _attend_tile(
     vectors, shrink = (queries + WIDTH - 1) // WIDTH, room.shrink[begin:].ctypes.data
     for first in range(seen, until, _KEYS):
         count = min(_KEYS, until - first)
-        stride = _locate(batch, table, head, first, count, room)
+        stride = _locate(batch, table, head, first, until, then, room)
         if many:
             _score_turned(head_dim, queries, count, stride, room)
         else:
@@ -299,12 +321,6 @@ def _finish(batch: Any, tile: Any, head: int, row: int, first: int, count: int) 
         at = (head * batch.group + of_group) * head_dim
         for d in range(head_dim):
             batch.out[mine, at + d] = tile.sums[query, d] / tile.total[query]
-
-
-@inlined
-def _table(batch: Any, row: int) -> Any:
-    """Offsets of the blocks of a row's sequence."""
-    return integers(batch.tables + batch.sequence[row] * batch.width * ADDRESS_BYTES, batch.width)
 
 
 @inlined
@@ -376,12 +392,12 @@ def _rooms(at: int, head_dim: int) -> Any:
     packed_values, at = _take_room(at, _KEYS, whole)
     turned, at = _take_room(at, head_dim, QUERIES)
     turned_scores, at = _take_room(at, _KEYS, QUERIES)
-    values, keys = integers(at, _KEYS), integers(at + _KEYS * ADDRESS_BYTES, _KEYS // WIDTH)
+    values, keys = integers(at, _KEYS), integers(at + _KEYS * ADDRESS_BYTES, 3 * _KEYS // WIDTH)
     tile = QueryTile(queries, each[0], each[1], each[2], sums)
     packed = packed_keys, packed_values
     of_turned = turned, turned_scores, each[5], each[6], each[7]
-    room = Room(scores, each[3], each[4], keys, values, *packed, *of_turned)
-    return tile, room, at + (_KEYS + _KEYS // WIDTH) * ADDRESS_BYTES
+    room = Room(scores, each[3], each[4], keys.reshape(3, -1), values, *packed, *of_turned)
+    return tile, room, at + (_KEYS + 3 * _KEYS // WIDTH) * ADDRESS_BYTES
 
 
 @kernel
@@ -406,23 +422,24 @@ def attend(arguments: int, counter: int) -> None:
     while number < groups * kv_heads:
         piece, head = number // kv_heads, number % kv_heads
         begin, end = bounds[piece], bounds[piece + 1]
-        queries, table = (end - begin) * group, _table(batch, begin)
-        common = shared[piece]
+        queries, common = (end - begin) * group, shared[piece]
+        later = min(read(counter), groups * kv_heads - 1)
+        after = bounds[later // kv_heads], later % kv_heads, 0
         if common:  # rows of several sequences, which begin with so many positions
             _fill(batch, tile, head, begin, 0, queries)
-            _attend_tile(batch, tile, 0, queries, table, head, 0, common, room)
+            own = begin, head, common
+            _attend_tile(batch, tile, 0, queries, (begin, head, 0), common, own, room)
             for row in range(begin, end):
-                first, own, until = (row - begin) * group, _table(batch, row), positions[row] + 1
-                _attend_tile(
-                    batch, tile, first, first + group, own, head, shared[piece], until, room
-                )
+                first, until, own = (row - begin) * group, positions[row] + 1, (row, head, common)
+                then = (row + 1, head, common) if row + 1 < end else after
+                _attend_tile(batch, tile, first, first + group, own, until, then, room)
             _finish(batch, tile, head, begin, 0, queries)
         else:  # rows of one sequence
             for first in range(0, queries, QUERIES):
                 count = min(QUERIES, queries - first)
                 until = positions[begin + (first + count - 1) // group] + 1
                 _fill(batch, tile, head, begin, first, count)
-                _attend_tile(batch, tile, 0, count, table, head, 0, until, room)
+                _attend_tile(batch, tile, 0, count, (begin, head, 0), until, after, room)
                 _finish(batch, tile, head, begin, first, count)
         number = take(counter)
     memory[0] = 0  # it lives until here

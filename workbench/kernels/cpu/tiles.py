@@ -231,14 +231,22 @@ def emit_score(code: Tile, *arguments: Any) -> None:
     """scores [rows, columns] = queries [rows, depth] . keys.
 
     keys: int64 [vectors], where the first numbers of sixteen keys lie, `key_stride` before their
-    next.
+    next. `apart` behind it lie the addresses of their values, and again of the keys that come next:
+    both are asked for meanwhile, since a block lies in a page of its own, where a processor's own
+    prefetching begins anew.
     """
-    queries, query_stride, keys, key_stride, depth, scores, score_stride = arguments
+    queries, query_stride, keys, key_stride, depth, scores, score_stride, apart = arguments
     b, x = code.builder, code.addresses(queries, query_stride)
-    sources = [code.load(keys, c * ADDRESS_BYTES, LONG, align=8) for c in range(code.columns)]
+    sources, values, later = (
+        [code.load(where, c * ADDRESS_BYTES, LONG, align=8) for c in range(code.columns)]
+        for where in (keys, b.add(keys, apart), b.add(keys, b.add(apart, apart)))
+    )
 
     def weights(d: Any) -> list[Any]:
-        offset = b.mul(d, key_stride)
+        offset, line = b.mul(d, key_stride), b.mul(d, LONG(VECTOR_BYTES))
+        for value, key in zip(values, later):
+            emit_prefetch(b, b.add(value, line))
+            emit_prefetch(b, b.add(key, offset), 2)
         return [code.load(b.add(source, offset), 0, VECTOR) for source in sources]
 
     sums = code.multiply(code.zeros(), x, LONG(FLOAT_BYTES), weights, depth)

@@ -73,12 +73,15 @@ def emit_spread(builder: ir.IRBuilder, scalar: Any) -> Any:
     return builder.shuffle_vector(first, first, ir.Constant(INT_VECTOR, [0] * WIDTH))
 
 
-def emit_prefetch(builder: ir.IRBuilder, address: Any) -> None:
-    """Asks for the cache line at an address, which need not be memory; waits for nothing."""
+def emit_prefetch(builder: ir.IRBuilder, address: Any, level: int = 1) -> None:
+    """Asks for the cache line at an address, which need not be memory; waits for nothing.
+
+    level: of the cache that it shall come to.
+    """
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-    reading, near, data = INT(0), INT(3), INT(1)
+    reading, near, data = INT(0), INT(4 - level), INT(1)
     builder.call(prefetch, [builder.inttoptr(address, byte), reading, near, data])
 
 
