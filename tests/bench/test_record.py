@@ -83,8 +83,9 @@ def test_a_record_is_stale_once_what_bears_on_it_has_changed(copy):
     """By its digest without git's history, else by the commit it names; prose does not count."""
     made = {"commit": git(copy, "rev-parse", "HEAD"), "dirty": False}
     names = ("engine", "search", "replay")
-    new = [{"bench": name, "git": made, "code": bench.digest(name)} for name in names]
-    old = [{"bench": name, "git": made} for name in names]
+    here = {"git": made, "machine": {"gpu": None}}
+    new = [here | {"bench": name, "code": bench.digest(name)} for name in names]
+    old = [here | {"bench": name} for name in names]
 
     def stale():
         bench.digest.cache_clear()
@@ -99,7 +100,9 @@ def test_a_record_is_stale_once_what_bears_on_it_has_changed(copy):
     assert stale() == [False] * 3
     change("kernels/isa.py", "\n\n# a comment\n")
     change("plots/theme.py", "CHANGED = 1\n")
+    change("kernels/triton/rows.py", "CHANGED = 1\n")
     assert stale() == [False] * 3
+    assert bench.doubts(old[0] | {"machine": {"gpu": "H100"}})
     change("replay/cost.py", "CHANGED = 1\n")
     assert stale() == [False, False, True]
     change("search/rounds.py", "CHANGED = 1\n")

@@ -13,9 +13,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.experiments.provenance import PACKAGE, code_digest, git_state, project_root, unpacked
+from workbench.experiments.provenance import (
+    PACKAGE,
+    code_digest,
+    git_state,
+    machine_facts,
+    project_root,
+    unpacked,
+)
 
-_ENGINE = ("core.py", "config.py", "host.py", "kernels", *(f"kvcache/{n}.py" for n in (
+_GPU = "kernels/triton"  # of records made on a machine with a GPU only
+_KERNELS = (*(f"kernels/{n}.py" for n in ("__init__", "isa", "quantised", "reference")),
+            "kernels/cpu", _GPU)  # fmt: skip
+_ENGINE = ("core.py", "config.py", "host.py", *_KERNELS, *(f"kvcache/{n}.py" for n in (
            "manager", "pool", "storage")), "models", "engine", "bench/record.py")  # fmt: skip
 _SEARCH = (*_ENGINE, "kvcache", "tokenizer.py", "trace.py", "search", "experiments/execute.py",
            "experiments/memory.py", "experiments/settings.py", "experiments/statistics.py",
@@ -42,21 +52,25 @@ SOURCES = {
 @cache
 def code_of(bench: str) -> dict[str, Any]:
     """commit and dirty, and the digest of the benchmark's sources, as this process found them."""
-    return {"git": git_state(), "code": digest(bench)}
+    gpu = machine_facts()["gpu"] is not None
+    return {"git": git_state(), "code": digest(bench, gpu=gpu)}
 
 
 @cache
-def digest(bench: str, commit: str | None = None) -> str | None:
-    """Of the benchmark's sources as they are, or were at a commit; None without that commit."""
+def digest(bench: str, commit: str | None = None, gpu: bool = False) -> str | None:
+    """Of the benchmark's sources as they are, or were at a commit; None without that commit.
+
+    gpu: with what runs on one only.
+    """
     if commit is None:
-        return _digest(bench, PACKAGE)
+        return _digest(bench, PACKAGE, gpu)
     texts = (f":(glob)workbench/**/*.{kind}" for kind in ("py", "json"))
     with unpacked(PACKAGE.parent, commit, *texts) as folder:
-        return _digest(bench, folder / PACKAGE.name) if folder else None
+        return _digest(bench, folder / PACKAGE.name, gpu) if folder else None
 
 
-def _digest(bench: str, package: Path) -> str:
-    sources = (package / name for name in SOURCES[bench])
+def _digest(bench: str, package: Path, gpu: bool) -> str:
+    sources = (package / name for name in SOURCES[bench] if gpu or name != _GPU)
     return code_digest(*(source for source in sources if source.exists()))
 
 
@@ -65,13 +79,14 @@ def doubts(record: Mapping[str, Any], commit: str | None = None) -> list[str]:
     measured from changed files, rows of several commits. Empty: it stands.
     """
     bench, made, dirty = record["bench"], record["git"]["commit"], record["git"]["dirty"]
-    there = made and digest(bench, made)  # of what counts as its sources today
+    gpu = record["machine"]["gpu"] is not None
+    there = made and digest(bench, made, gpu)  # of what counts as its sources today
     known = there or record.get("code")
     if dirty is None:  # outside git, where WORKBENCH_COMMIT names the commit
         dirty = not there or record.get("code", there) != there
     commits = {made, *(each for times in record.get("again", {}).values() for each in times)}
     found = {
-        "stale: its sources have changed since": known != digest(bench, commit),
+        "stale: its sources have changed since": known != digest(bench, commit, gpu),
         "dirty: measured with changes that no commit has": dirty,
         f"mixed: rows of {len(commits)} commits": len(commits) > 1,
     }
