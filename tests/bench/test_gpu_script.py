@@ -48,7 +48,9 @@ def test_on_a_gpu_everything_runs(tmp_path: Path) -> None:
     records = ["kernels.json", "engine-1b.json", "reenact.json", "engine-8b.json"]
     assert files == {*records, "tests.log"}
     assert [Path(c.split()[3]).name for c in calls if "gpu_bench.py" in c] == records
-    assert any(call.endswith("test_gpu.py -k float16 and not bfloat16") for call in calls)
+    tests = [call.split(" -p no:cacheprovider ")[1] for call in calls if " -m pytest " in call]
+    assert tests[0].startswith("-n 8 --dist worksteal tests/kernels/test_triton.py ")
+    assert tests[1].endswith(" -m gpu tests/engine/test_gpu.py tests/engine/test_shared.py")
     assert {call.split(": ")[0] for call in calls} == {f"{ROOT}:own"}
 
 
@@ -56,8 +58,8 @@ def test_on_a_gpu_everything_runs(tmp_path: Path) -> None:
     ("settings", "status", "said"),
     [
         ({"BENCH": 1}, 1, "FAILED bench kernels"),
-        ({"TESTS": 1}, 1, "FAILED tests, float16"),
-        ({"TESTS": 5}, 2, "SKIPPED tests, float16: none can run here"),
+        ({"TESTS": 1}, 1, "FAILED tests, kernels"),
+        ({"TESTS": 5}, 2, "SKIPPED tests, kernels: none can run here"),
         ({"LACKING": "pandas"}, 2, "SKIPPED bench reenact: pandas is missing"),
         ({"LACKING": "pandas"}, 2, "SKIPPED bench engine, dummy:llama-3.2-1b: pandas is"),
         ({"LACKING": "transformers"}, 2, "SKIPPED the peer of bench engine, dummy:llama-3.2-1b: "),
