@@ -128,6 +128,22 @@ def test_a_prefill_is_the_bits_of_decoding() -> None:
         assert torch.equal(attended(whole.chunk(p, p + 1), SMALL)[0], out[p])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_prefill_is_the_bits_of_decoding_on_the_device(head_dim: int, dtype: torch.dtype) -> None:
+    """By tensor cores, with the tiles as they are used, which differ between the two."""
+    whole = random_step((32, 8, head_dim), [(0, 700)], 16).to(dtype, DEVICE)
+    ours = TritonKernels(torch.device(DEVICE), dtype)
+    for first, last in ((0, 700), *((p, p + n) for p in (0, 63, 255, 500) for n in (1, 3, 40))):
+        step = whole.chunk(first, last)
+        out = step.room()
+        ours.attend(step.qkv, out, step.cache, step.context)
+        if last - first == 700:
+            wanted = out
+        assert torch.equal(out, wanted[first:last])
+
+
 def test_offsets_pass_two_to_the_thirty_one() -> None:
     """A block beyond 2^31 elements is stored and read where it is."""
     step = random_step((2, 1, 16), [(3, 1), (0, 2)], 4).to(torch.float16, DEVICE)

@@ -66,7 +66,11 @@ def test_a_graph_is_captured_beside_others(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "the step's")
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    nothing = Mock()
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: nothing)
     capture = GraphCapture(torch.device("cuda"))
+    assert nothing.mock_calls == [call.zero_()]
+    log.reset_mock()
     begin = call.graph.capture_begin(pool=7, capture_error_mode="thread_local")
     begun = [call.stream.wait_stream("the step's"), begin]
     capture(log.work)()

@@ -27,7 +27,7 @@ keys. Pointers:
 """
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -48,24 +48,24 @@ class Tiles(NamedTuple):
     """How attention is cut up: powers of two from 16 on, a span no shorter than a tile.
 
     They are part of the arithmetic, so they are written down and not timed anew in every process,
-    as `triton.autotune` would. Reasoned from sizes of tiles, registers and shared memory; not timed
-    on a GPU yet. span: positions that one program of a decode sums up, and the unit in which shared
-    prefixes are shared.
+    as `triton.autotune` would; those of half precision were timed on an H100. span: positions that
+    one program of a decode sums up, and the unit in which shared prefixes are shared.
     """
 
-    queries: int = 64
+    queries: int = 128  # of a program that prefills
+    decoded: int = 16  # of one that decodes
     tile: int = 64  # positions between two rescalings
     span: int = 256
-    warps: int = 4
+    warps: tuple[int, int] = (8, 4)  # of a program that prefills, and of one that decodes
     stages: int = 2  # tiles under way at a time
 
     def fitting(self, shape: "Shape") -> "Tiles":
-        """With room for a row of all heads of a group, and, of large heads, in registers."""
-        queries = max(self.queries, triton.next_power_of_2(shape.group))
-        return self._replace(queries=queries, warps=8 if shape.head_dim > 64 else self.warps)
+        """With room for a row of all heads of a group."""
+        least = triton.next_power_of_2(shape.group)
+        return self._replace(queries=max(self.queries, least), decoded=max(self.decoded, least))
 
 
-FULL_PRECISION = Tiles(queries=32, tile=16, warps=8)  # float32: without tensor cores more is slower
+FULL_PRECISION = Tiles(32, 32, 16, warps=(8, 8))  # without tensor cores
 
 
 class Shape(NamedTuple):
@@ -107,12 +107,12 @@ def _add_tile(
         offset = tl.multiple_of(offset, [16])
     at = (offset + slot * HEAD_DIM)[:, None] + dimension[None, :]
     key = tl.trans(tl.load(keys + at, mask=read, other=0.0))
-    scores = tl.dot(query, key, input_precision="ieee") * scale
+    scores = tl.dot(query, key, input_precision="ieee")
     if MASKED:
         seen = position[None, :] <= limit[:, None]
         scores = tl.where(seen, scores, UNSEEN)
-    highest = tl.maximum(top, tl.max(scores, 1))
-    weights = tl.exp2(scores - highest[:, None])
+    highest = tl.maximum(top, tl.max(scores, 1) * scale)
+    weights = tl.exp2(tl.fma(scores, scale, -highest[:, None]))
     value = tl.load(values + at, mask=read, other=0.0)
     if MASKED:
         weights = tl.where(seen, weights, 0.0)
@@ -165,7 +165,7 @@ def attention(
     KV_HEADS: tl.constexpr = SHAPE.kv_heads
     GROUP: tl.constexpr = SHAPE.group
     HEAD_DIM: tl.constexpr = SHAPE.head_dim
-    QUERIES: tl.constexpr = TILES.queries
+    QUERIES: tl.constexpr = TILES.decoded if DECODED else TILES.queries
     TILE: tl.constexpr = TILES.tile
     number = tl.program_id(0).to(tl.int64)
     item, kv_head = items + number // KV_HEADS * 5, number % KV_HEADS
@@ -255,17 +255,17 @@ def attend(
     lists = (work.members, work.slots, work.positions, work.tables)
     layer = (cache.data[cache.base :], LOG2_E / math.sqrt(shape.head_dim))
     result, given = (out, out.stride(0)), (qkv, qkv.stride(0))
-    options: dict[str, Any] = {"num_warps": tiles.warps, "enable_fp_fusion": False}
     for items, decoded in ((work.decoded, True), (work.prefill, False)):
         if len(items):
             attention[(len(items) * shape.kv_heads,)](
                 *((items, *lists), work.tables.shape[1], work.spans, given, layer),
                 *(parts if decoded else result, shape, tiles, decoded),
+                num_warps=tiles.warps[decoded],
                 num_stages=tiles.stages,
-                **options,
+                enable_fp_fusion=False,
             )
     if len(work.slots):
         join[(len(work.slots), triton.cdiv(heads, HEADS.value))](
             *(work.slots, work.positions, parts, work.spans, result, shape, tiles.span),
-            **options,
+            enable_fp_fusion=False,
         )

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from workbench.kernels.triton import TritonKernels
 
 ROW_SIZES, SPAN_SIZES = 4, 3  # numbers of rows and, for each, of spans that have a graph
-Work = Callable[[], None]
+Work = Callable[[], object]
 Capture = Callable[[Work], Work]  # what launches the same again
 Integers = NDArray[np.int64]
 
@@ -61,9 +61,9 @@ class StepWork:
 
 def plan_work(context: ForwardContext, shape: Shape, tiles: Tiles, share: bool = True) -> StepWork:
     """Cut a step up; share: find shared spans."""
-    span, at_once = tiles.span, tiles.queries // shape.group
+    span, at_once = tiles.span, tiles.decoded // shape.group
     rows = np.diff(context.query_start).astype(np.int64)
-    few = rows * shape.group <= tiles.queries
+    few = rows * shape.group <= tiles.decoded
     decoded, prefilled = np.flatnonzero(few & (rows > 0)), np.flatnonzero(~few)
     first = context.query_start[:-1].astype(np.int64)
     slots = _runs(first[decoded], rows[decoded])
@@ -88,7 +88,7 @@ def plan_work(context: ForwardContext, shape: Shape, tiles: Tiles, share: bool =
     end = np.minimum(begin + span, ends[owner])
     own = np.stack([begins[owner], rows[decoded][owner], decoded[owner], begin, end], axis=1)
 
-    prefill = np.empty((0, 5), np.int64)
+    prefill, at_once = np.empty((0, 5), np.int64), tiles.queries // shape.group
     if len(prefilled):  # the longest first: what starts last should not end last
         counted = -(-rows[prefilled] // at_once)
         owner, start = _cut(np.zeros_like(counted), counted, at_once)
@@ -293,11 +293,14 @@ class GraphCapture:
     """Captures CUDA graphs that share one pool of memory: they never run at the same time.
 
     The device is not waited for, as the context manager `torch.cuda.graph` would: that is an error
-    while another engine's thread captures.
+    while another engine's thread captures. A pool whose last graph is gone takes no other, so the
+    first one, of next to nothing, is kept.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        nothing = torch.zeros(1, device=device)
+        self._kept = self(lambda: nothing.zero_())
 
     def __call__(self, work: Work) -> Work:
         """Captures the work, without doing it."""
