@@ -31,13 +31,13 @@ MATRIX = X, STRIDE  # a stride is a multiple of 16, as addresses are
 CAPABILITY, USAGE = int(sys.argv[1]), sys.argv[2]
 REGISTERS, MOST_WARPS = 65536, {80: 64, 89: 48, 90: 64}[CAPABILITY]  # of a multiprocessor
 SHARED = {80: 164, 89: 100, 90: 228}[CAPABILITY] << 10  # bytes; a program has 1,024 less at most
-# Bytes of each thread that attention may keep in memory: with tiles that need none it prefilled at
-# 129 TFLOP/s on an H100, with those that are used at 240.
-STACK = 192
+# Bytes of a thread that attention may keep in memory: with tiles that keep none it prefilled at 129
+# TFLOP/s on an H100, with those that are used at 225.
+STACK = 352
 # Warps at once that a kernel needs to hide what it waits for. Tiles for tensor cores are loaded
 # ahead; of rows to be sampled or scored there is hardly one for a multiprocessor, each in registers
 # for the most part; all others only read and write, and need many.
-LEAST = {"attention": 4, "product": 8, "token_of": 8, "selected_logits": 12, "weights_of": 20}
+LEAST = {"attention": 4, "product": 4, "token_of": 8, "selected_logits": 12, "weights_of": 20}
 
 def warps_at_once(kernel, name, what):  # on a multiprocessor, as registers and shared memory allow
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -92,7 +92,7 @@ def attended(head_dim, element="bf16"):  # prefilled and decoded, with the tiles
     kinds = [(LIST,) * 5, COUNT, COUNT, MATRIX, (X, "fp32")]
     (prefill, least), (decode, warps) = (
         compiled(attention.attention, [*kinds, out], [shape, tiles, decoded],
-                 warps=tiles.warps[decoded], stages=tiles.stages, **how)
+                 warps=tiles.warps[decoded], stages=tiles.stages[decoded], **how)
         for out, decoded in ((MATRIX, False), (parts, True))
     )
     assert warps >= least  # launched apart, so that a prefill takes nothing from a decode
@@ -119,9 +119,10 @@ for vocabulary in (128256, 300)[: 2 if CAPABILITY == 90 else 1]:
     ptx(rows.token_of, [X, STRIDE, DOUBLE, DOUBLE, FLOAT, LIST, DOUBLE, LIST], [vocabulary])
 how = dict(stages=4, fusion=False)
 for mode in (0, 1, 2):
-    text = ptx(products.product, [MATRIX, X, MATRIX, COUNT], [2048, 8192, 4, mode, FixedTiles()],
-               **how)
-    assert "mma" in text  # by tensor cores
+    for outputs in {FixedTiles().outputs, FixedTiles().wide if mode < 2 else FixedTiles().outputs}:
+        cut = FixedTiles(outputs=outputs)
+        text = ptx(products.product, [MATRIX, X, MATRIX, COUNT], [2048, 8192, 4, mode, cut], **how)
+        assert "mma" in text  # by tensor cores
     ptx(products.add_parts, [FLOAT, X, STRIDE, COUNT], [4, 2048, 256, mode], fusion=False)
 parts, small = [MATRIX, X, (FLOAT, STRIDE), COUNT], products.FULL_PRECISION
 sizes = [2048, 2048, 1, 0]

@@ -13,7 +13,7 @@ from workbench.kernels.triton import INTERPRETED, TritonKernels
 from workbench.kernels.triton.products import FixedTiles
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SMALL = FixedTiles(rows=16, outputs=16, step=16, chunk=32, enough=1000)
+SMALL = FixedTiles(rows=16, outputs=16, wide=32, step=16, chunk=32, enough=1000)
 
 
 def kernels(dtype: torch.dtype, tiles: FixedTiles | None = SMALL) -> TritonKernels:

@@ -81,7 +81,8 @@ class TritonKernels(Kernels):
         require_served(device, dtype)
         super().__init__(device, dtype, keys_by_position=True)
         full, self.share, self.batch_invariant = dtype.itemsize > 2, share, batch_invariant
-        self.tiles = tiles or (attention.FULL_PRECISION if full else Tiles())
+        half = attention.INVARIANT if batch_invariant else Tiles()
+        self.tiles = tiles or (attention.FULL_PRECISION if full else half)
         self.products = products.FULL_PRECISION if full else FixedTiles()
         self.held: tuple[ForwardContext, Shape, DeviceWork] | None = None
         self._capture: Capture = GraphCapture(device) if device.type == "cuda" else as_it_is

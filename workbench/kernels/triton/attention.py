@@ -16,7 +16,8 @@ Positions of decoded rows are cut into spans, a program each, joined afterwards 
 span that siblings share is worked on once for all of them (Hydragen, Juravsky et al. 2024). Of rows
 that are prefilled a program takes a tile of one sequence's rows and all positions up to its last.
 Either sums a row span by span in tiles of the same sizes, so its bits depend on nothing but its own
-keys. Pointers:
+keys (of INVARIANT tiles; else few queries take other instructions of the tensor cores than many,
+and some sums of float16 differ). Pointers:
 
     items int64 [P, 5]: first member or row, how many, sequence, begin, end of positions (graphs.py)
     members int64: slots, run after run; slots int64: decoded rows of the batch
@@ -52,12 +53,12 @@ class Tiles(NamedTuple):
     one program of a decode sums up, and the unit in which shared prefixes are shared.
     """
 
-    queries: int = 128  # of a program that prefills
+    queries: int = 64  # of a program that prefills
     decoded: int = 16  # of one that decodes
     tile: int = 64  # positions between two rescalings
     span: int = 256
-    warps: tuple[int, int] = (8, 4)  # of a program that prefills, and of one that decodes
-    stages: int = 2  # tiles under way at a time
+    warps: tuple[int, int] = (4, 2)  # of a program that prefills, and of one that decodes
+    stages: tuple[int, int] = (3, 2)  # tiles under way at a time, of each
 
     def fitting(self, shape: "Shape") -> "Tiles":
         """With room for a row of all heads of a group."""
@@ -65,7 +66,8 @@ class Tiles(NamedTuple):
         return self._replace(queries=max(self.queries, least), decoded=max(self.decoded, least))
 
 
-FULL_PRECISION = Tiles(32, 32, 16, warps=(8, 8))  # without tensor cores
+INVARIANT = Tiles(decoded=64, warps=(4, 4), stages=(3, 3))  # the same instructions for both
+FULL_PRECISION = Tiles(32, 32, 16, warps=(8, 8), stages=(2, 2))  # without tensor cores
 
 
 class Shape(NamedTuple):
@@ -261,7 +263,7 @@ def attend(
                 *((items, *lists), work.tables.shape[1], work.spans, given, layer),
                 *(parts if decoded else result, shape, tiles, decoded),
                 num_warps=tiles.warps[decoded],
-                num_stages=tiles.stages,
+                num_stages=tiles.stages[decoded],
                 enable_fp_fusion=False,
             )
     if len(work.slots):

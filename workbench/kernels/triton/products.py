@@ -105,18 +105,20 @@ def add_parts(
 
 
 class FixedTiles(NamedTuple):
-    """How every product is cut up; not timed on a GPU yet. All but `enough` is part of arithmetic.
+    """How every product is cut up, as timed on an H100; `step` and `chunk` are part of arithmetic.
 
-    enough: programs that keep a GPU busy; with fewer, every chunk of inputs has its own.
+    wide: outputs of a program where there are more rows than one takes; enough: programs that keep
+    a GPU busy; with fewer, every chunk of inputs has its own.
     """
 
     rows: int = 64
     outputs: int = 64
+    wide: int = 128
     step: int = 64
     chunk: int = 512
     warps: int = 4
     stages: int = 4
-    enough: int = 256
+    enough: int = 100
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, mode: int) -> None:
         """x [T, inputs] by weight [outputs, inputs] into out, as `mode` says."""
@@ -124,16 +126,16 @@ class FixedTiles(NamedTuple):
         assert total == count * (2 if mode == GATED.value else 1), "weight and out disagree"
         chunks = triton.cdiv(size, self.chunk)
         options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": False}
-        tiles = triton.cdiv(rows, self.rows)
-        given = ((x, x.stride(0)), weight)
-        if tiles * triton.cdiv(count, self.outputs) >= self.enough:
-            product[(tiles, triton.cdiv(count, self.outputs))](
-                *(*given, (out, out.stride(0)), rows, size, count, chunks, mode, self), **options
+        tiles, given = triton.cdiv(rows, self.rows), ((x, x.stride(0)), weight)
+        cut = self._replace(outputs=self.wide) if tiles > 1 and mode != GATED.value else self
+        if tiles * triton.cdiv(count, cut.outputs) >= self.enough:
+            product[(tiles, triton.cdiv(count, cut.outputs))](
+                *(*given, (out, out.stride(0)), rows, size, count, chunks, mode, cut), **options
             )
             return
         parts = x.new_empty((chunks, rows, total), dtype=torch.float32)
-        product[(tiles, triton.cdiv(total, self.outputs), chunks)](
-            *(*given, (parts, total), rows, size, total, 1, PLAIN.value, self), **options
+        product[(tiles, triton.cdiv(total, cut.outputs), chunks)](
+            *(*given, (parts, total), rows, size, total, 1, PLAIN.value, cut), **options
         )
         add_parts[(rows, triton.cdiv(count, _ADDED_AT_ONCE))](
             *(parts, out, out.stride(0), rows, chunks, count, _ADDED_AT_ONCE, mode),
@@ -141,4 +143,4 @@ class FixedTiles(NamedTuple):
         )
 
 
-FULL_PRECISION = FixedTiles(rows=32, outputs=32, step=32, stages=2)  # float32: no tensor cores
+FULL_PRECISION = FixedTiles(32, 32, wide=32, step=32, stages=2)  # float32: no tensor cores
