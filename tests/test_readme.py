@@ -178,7 +178,47 @@ SHOWN["serve_two_smollm2"] = {
     f"tokens_per_s_two_c{count}": f"tokens a second, two models, {counted(count, 'client')} each"
     for count in (1, 4, 16, 64)
 }
+GPU_WORKS = {
+    f"{row}{mode}": f"{label}{', invariant mode' if mode else ''}"
+    for row, label in {
+        **{row: SHOWN["engine"][row] for row in PEERED},
+        "prefill_2048": "prefill, one prompt of 2,048 tokens",
+    }.items()
+    for mode in ("", "+invariant")
+}
+SHOWN |= {
+    "gpu/engine-1b": GPU_WORKS | {
+        "bookkeeping_share_b64": SHOWN["engine"]["bookkeeping_share_b64"],
+        "sample_top_p_128256": SHOWN["engine"]["sample_top_p_128256"],
+        "sample_flat_top_p_128256": "the same of nearly equal logits",
+        "sample_all_filters_128256": SHOWN["engine"]["sample_all_filters_128256"],
+        "sample_logprobs_128256": SHOWN["engine"]["sample_logprobs_128256"],
+    },
+    "gpu/engine-8b": GPU_WORKS,
+    "gpu/kernels": {
+        f"{row}{backend}": label
+        for row, label in {
+            "decode_attention": "attention of decoding, keys and values read",
+            "prefill_attention": "attention of whole prompts",
+            "cascade_attention": "attention of siblings, their prefix read once",
+            "product_64_rows+invariant": "products of 64 rows, invariant mode",
+            "product_1024_rows+invariant": "products of 1,024 rows, invariant mode",
+            "gemm_flops_per_s": "this GPU's matrix multiplications, bfloat16",
+            "read_bytes_per_s": "this GPU's memory, reading",
+        }.items()
+        for backend in ("", "@flash", "@cudnn")
+        if not backend or row in ("decode_attention", "prefill_attention")
+    },
+    "gpu/reenact": {
+        **{f"reenact_{share:03d}": f"a recorded search, LLM share 0.{share:02d}"
+           for share in (8, 15, 30, 40, 50)},
+        "reenact_events_identical": "events are the replay's, of so many shares",
+    },
+}  # fmt: skip
 HEADLINES = {
+    "gpu/engine-1b": tuple(GPU_WORKS),
+    "gpu/kernels": tuple(SHOWN["gpu/kernels"]),
+    "gpu/reenact": ("reenact_",),
     "search": ("pass_at_1", "accuracy", "gain_at_equal_tokens", "problems_per_min", "tokens_per_s",
                "prm_over_ideal"),
     "memory": ("equal_work", "arena_vs_dedicated", "same_nodes"),
@@ -244,6 +284,9 @@ HEADS = {
     "techniques* is the default policy with all four of them; *none*, *the same*: what the split "
     "beside it has of them.",
     "replay": "**Replay** against runs on this machine.",
+    "gpu/engine-1b": "**On a GPU**: Llama 3.2 1B's shapes, random weights.",
+    "gpu/kernels": "**The GPU's kernels.**",
+    "gpu/reenact": "**1B + 8B in 40 GiB**, every token of a replayed search computed.",
 }
 READING = (
     "Ratios above 1: ours is better, on the same threads. Median of paired repeats; ± half the "
@@ -272,9 +315,13 @@ def committed(name: str) -> bytes | None:
 
 
 def records() -> dict[str, dict[str, Any]]:
-    """The committed bench records by file: `engine`, `engine_smollm2`, ..."""
-    files = sorted((ROOT / "reports" / "bench").glob("*.json"))
-    found = {f.stem: committed(f"reports/bench/{f.name}") for f in files}
+    """The committed bench records by file: `engine`, `engine_smollm2`, ..., `gpu/kernels`."""
+    files = [
+        (prefix + file.stem, file)
+        for folder, prefix in (("bench", ""), ("gpu", "gpu/"))
+        for file in sorted((ROOT / "reports" / folder).glob("*.json"))
+    ]
+    found = {name: committed(file.relative_to(ROOT).as_posix()) for name, file in files}
     return {name: json.loads(content) for name, content in found.items() if content}
 
 
@@ -344,8 +391,8 @@ def within(row: dict[str, Any]) -> str:
 
 def beside(row: dict[str, Any]) -> str:
     """The peer's value and the ratio, where there is a peer."""
-    if row["peer"] is None:
-        return ""
+    if row["peer_value"] is None:
+        return row["peer"] or ""
     told = f"{row['peer']} {number(row['peer_value'], row['unit'])}"
     return told if row["ratio"] is None else f"{told}: {row['ratio']:.2f}x"
 
@@ -354,7 +401,8 @@ def heading(found: dict[str, Any]) -> str:
     """What was run on which machine, with what, at which commit."""
     machine, software, mode = found["machine"], found["versions"], found["mode"]
     sizes = f"{counted(machine['cores'], 'core')}, {counted(machine['threads'], 'thread')}"
-    where = f"{machine['cpu']}, {sizes}"
+    isa = "" if machine["gpu"] else f", {found['isa'].upper()}"
+    where = f"{machine['gpu'] or machine['cpu']}, {sizes}{isa}"
     with_ = f"Python {software['python']}, torch {software['torch']}"
     seeds = f" with {mode['seeds']} seeds" if mode.get("seeds") else ""
     model = mode.get("model") or mode.get("llm") or ""
@@ -363,7 +411,7 @@ def heading(found: dict[str, Any]) -> str:
     chosen += f" --peer {mode['peer']}" if mode.get("peer") else ""
     chosen += f" --part {mode['part']}" if mode.get("part") == "two" else ""
     what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
-    return f"{what}, on {where}, {found['isa'].upper()}; {with_}; {mark(found)}."
+    return f"{what}, on {where}; {with_}; {mark(found)}."
 
 
 def found_rows(found: dict[str, Any], keys: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -394,7 +442,9 @@ def table(name: str, found: dict[str, Any], starts: tuple[str, ...] = ("",)) -> 
             label = label.format(N=f"{rows['equal_tokens_n']['value']:.0f}")
         if key == "prm_tokens_saved" and "uncached_problems" in mode:
             label += f", first {mode['uncached_problems']} problems, seed 0"
-        cells = (label, shown(row), beside(row), between(row, name))
+        of = row["share_of_ceiling"] if name.startswith("gpu/") else None
+        compared = [beside(row), *([] if of is None else [f"{of:.0%} of what the GPU could do"])]
+        cells = (label, shown(row), "; ".join(filter(None, compared)), between(row, name))
         lines.append("| " + " | ".join(cells) + " |")
     told = [left_of_the_gain(rows, mode), ""] if name == "search" else []
     return [*lines, "", *told]
