@@ -428,8 +428,7 @@ def last_kept(
         high = tl.where(fits, middle, high)
         low = tl.where(fits, low, middle + 1)
 
-    kept, found = tl.full([], 0, tl.int64), tl.full([], float("-inf"), tl.float32)
-    final = tl.full([], 0, tl.int32)
+    kept, final = tl.full([], 0, tl.int64), tl.full([], 0, tl.int32)
     for start in range(0, count, LISTED):
         at = start + tl.arange(0, LISTED)
         token, values, keys, size = listed(source, listing, at, count, scale, UNITS, FINE)
@@ -437,12 +436,11 @@ def last_kept(
         ties = tl.where(equal, size, 0)
         stays = equal & ((over + tl.cumsum(ties, 0) - ties).to(tl.float64) < limit)
         over += tl.sum(ties, 0)
-        plain = tl.where(equal, values, float("-inf")).to(tl.float32)
-        found = tl.maximum(found, tl.max(plain, 0))
         final = tl.maximum(final, tl.max(tl.where(stays, token, 0), 0))
         stays |= (keys > low) & (at < count)
         kept += tl.sum(tl.where(stays, units_of(values, scale, FINE), 0), 0)
-    return found, final, kept
+    bits = tl.where(low < 0, low ^ 0x7FFFFFFF, low).to(tl.int32)  # `key_of` undone
+    return bits.to(tl.float32, bitcast=True), final, kept
 
 
 @triton.jit
