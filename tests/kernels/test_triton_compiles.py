@@ -37,7 +37,8 @@ STACK = 352
 # Warps at once that a kernel needs to hide what it waits for. Tiles for tensor cores are loaded
 # ahead; of rows to be sampled or scored there is hardly one for a multiprocessor, each in registers
 # for the most part; all others only read and write, and need many.
-LEAST = {"attention": 2, "product": 4, "token_of": 8, "selected_logits": 12, "weights_of": 20}
+LEAST = {"attention": 2, "product": 4, "token_of": 8, "selected_logits": 12, "weights_of": 16,
+         "find_cuts": 16, "fill_bins": 12}
 
 def warps_at_once(kernel, name, what):  # on a multiprocessor, as registers and shared memory allow
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -60,19 +61,23 @@ def ptx(*given, **options):
     return compiled(*given, **options)[0].asm["ptx"]
 
 def compiled(kernel, kinds, constants, warps=4, element="bf16", stages=3, fusion=True):
-    leaves = {}
+    leaves, first = {}, len(kinds)
+    left_out = {(at,): None for at, kind in enumerate(kinds) if kind is None}
     for at, kind in enumerate(kinds):
+        if kind is None:
+            continue
         parts = [kind] if isinstance(kind, str) else kind
         leaves |= {(at,) if kind is parts[0] else (at, k): part for k, part in enumerate(parts)}
     def stripped(kind):
+        if kind is None:
+            return "constexpr"
         if not isinstance(kind, str):
             return tuple(map(stripped, kind))
         return kind.strip().replace("bf16", element)
-    first = len(kinds)
     source = ASTSource(
         kernel,
         dict(zip(kernel.arg_names, [*map(stripped, kinds), *["constexpr"] * len(constants)])),
-        {(first + k,): value for k, value in enumerate(constants)},
+        left_out | {(first + k,): value for k, value in enumerate(constants)},
         {at: [["tt.divisibility", 16]] for at, kind in leaves.items() if kind[0] == "*" or
          kind == STRIDE},
     )
@@ -112,9 +117,17 @@ ptx(rows.rotate_and_store, [X, STRIDE, (X, X), (LIST,) * 3, COUNT, X], [Shape(8,
 for count, columns in ((2, 2), (40, 16)):
     ptx(rows.selected_logits, [X, STRIDE, LIST, X, LIST, X], [2048, count, columns])
 for vocabulary in (128256, 300)[: 2 if CAPABILITY == 90 else 1]:
-    ptx(rows.largest_of, [X, STRIDE, FLOAT, LIST], [vocabulary])
-    ptx(rows.weights_of, [X, STRIDE, DOUBLE, FLOAT, DOUBLE], [vocabulary])
-    ptx(rows.token_of, [X, STRIDE, DOUBLE, DOUBLE, FLOAT, LIST, DOUBLE, LIST], [vocabulary])
+    source, sizes = (X, STRIDE), (vocabulary, 2.0 ** (62 - vocabulary.bit_length()))
+    bounds, cut = (DOUBLE, FLOAT), (DOUBLE, FLOAT, LIST)
+    for left_out in (False, True):
+        what, of = (bounds, cut) if left_out else (None, None)
+        ptx(rows.largest_of, [*source, FLOAT, LIST, what], [vocabulary])
+        ptx(rows.weights_of, [*source, DOUBLE, FLOAT, DOUBLE, of], [vocabulary])
+        ptx(rows.token_of, [*source, DOUBLE, DOUBLE, FLOAT, LIST, DOUBLE, LIST, of], [vocabulary])
+    text = ptx(rows.fill_bins, [*source, DOUBLE, bounds, FLOAT, LIST], sizes)
+    assert "relaxed" in text and "acq" not in text  # no program waits for what it adds
+    ptx(rows.find_cuts, [*source, DOUBLE, bounds, FLOAT, LIST, "*i32", cut], sizes, warps=16)
+    ptx(rows.total_of, [FLOAT, DOUBLE, DOUBLE], [vocabulary])
 how = dict(stages=4, fusion=False)
 for mode in (0, 1, 2):
     for outputs in {FixedTiles().outputs, FixedTiles().wide if mode < 2 else FixedTiles().outputs}:

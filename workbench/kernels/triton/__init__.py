@@ -31,7 +31,7 @@ except ImportError as error:
     ) from error
 
 from workbench.kernels import Angles, ForwardContext, LayerCache, Part
-from workbench.kernels.reference import Dense, Kernels, leave_out
+from workbench.kernels.reference import Dense, Kernels
 from workbench.kernels.triton import attention, products, rows
 from workbench.kernels.triton.attention import SMALLEST, Shape, Tiles, attend
 from workbench.kernels.triton.graphs import (
@@ -55,7 +55,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = range(16, 129, 8)
 BLOCK_SIZES = [1 << power for power in range(9)]  # what a span is made of
 OLDEST = (8, 0)  # compute capability: tensor cores that take bfloat16
-_FEW_ROWS = 8
 
 
 class TritonKernels(Kernels):
@@ -173,12 +172,15 @@ class TritonKernels(Kernels):
         noise: torch.Tensor,
         filters: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """In pieces of the vocabulary, added up in order; filters: by torch, a few rows at once."""
-        if filters is not None:
-            heat = torch.where(temperature > 0, temperature, 1.0)
-            some = (each.split(_FEW_ROWS) for each in (logits, heat, filters))
-            logits = torch.cat([leave_out(*each) for each in zip(*some, strict=True)])
-        return rows.choose(logits, temperature, noise)
+        """In pieces of the vocabulary, added up in order; filters as a cut of each row's order."""
+        return rows.choose(logits, temperature, noise, filters)
+
+    def likely(self, logits: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All rows at once, by keys in the order of logits, and of ids among equal ones."""
+        bits = (logits.float() + 0.0).view(torch.int32)  # -0.0 is 0.0
+        keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32
+        keys -= torch.arange(logits.shape[1], device=logits.device)
+        return keys.topk(most).indices, rows.log_totals(logits)
 
     def rows_launched(self, rows: int, most: int) -> int:
         """One of a few sizes, for which cuBLAS and graphs are then set up."""
