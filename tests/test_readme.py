@@ -411,19 +411,21 @@ def heading(found: dict[str, Any]) -> str:
     chosen += f" --peer {mode['peer']}" if mode.get("peer") else ""
     chosen += f" --part {mode['part']}" if mode.get("part") == "two" else ""
     what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
+    what += "" if mode.get("complete", True) else " (broken off)"
     return f"{what}, on {where}; {with_}; {mark(found)}."
 
 
 def found_rows(found: dict[str, Any], keys: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A record's rows by key; KEY*: the peer's fastest variant. Without those of peers that were
-    not installed and those that a record made earlier has not.
+    not installed, and what a record made earlier or broken off has not.
     """
     rows = {row["name"]: row for row in found["rows"]}
     for key in (key for key in keys if key.endswith("*")):
         variants = [row for name, row in rows.items() if name.startswith(key[:-1])]
         if variants:
             rows[key] = max(variants, key=lambda row: row["peer_value"])
-    return {key: rows[key] for key in keys if key in rows or "@" not in key}
+    whole = found["mode"].get("complete", True)
+    return {key: rows[key] for key in keys if key in rows or ("@" not in key and whole)}
 
 
 def table(name: str, found: dict[str, Any], starts: tuple[str, ...] = ("",)) -> list[str]:

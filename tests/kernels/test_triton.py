@@ -16,7 +16,7 @@ from workbench.kernels.triton.attention import Tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Small tiles: few positions then have many edges.
-SMALL = Tiles(queries=16, tile=16, span=32)
+SMALL = Tiles(queries=16, tile=16, span=32, warps=(4, 4), stages=(2, 2))
 WIDER = Tiles(queries=32, tile=32, span=64)
 DECODE = [(5, 1), (15, 1), (31, 1), (32, 1), (0, 1)]
 PREFILL = [(0, 17), (0, 1), (0, 5)]
