@@ -410,6 +410,9 @@ def heading(found: dict[str, Any]) -> str:
     chosen += f" --isa {found['isa']}" if "peers_isa" in mode else ""
     chosen += f" --peer {mode['peer']}" if mode.get("peer") else ""
     chosen += f" --part {mode['part']}" if mode.get("part") == "two" else ""
+    if machine["gpu"]:
+        given = ("device", "model", "llm", "prm")
+        chosen = "".join(f" --{name} {mode[name]}" for name in given if name in mode)
     what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
     what += "" if mode.get("complete", True) else " (broken off)"
     return f"{what}, on {where}; {with_}; {mark(found)}."
