@@ -40,7 +40,7 @@ STACK = 352
 LEAST = {"attention": 2, "product": 4, "token_of": 8, "selected_logits": 12, "weights_of": 16,
          "find_cuts": 16, "fill_bins": 12}
 
-def warps_at_once(kernel, name, what):  # on a multiprocessor, as registers and shared memory allow
+def check_warps(kernel, name, what):  # at once on a multiprocessor, by registers and shared memory
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
@@ -55,12 +55,8 @@ def warps_at_once(kernel, name, what):  # on a multiprocessor, as registers and 
     most = STACK if name == "attention" else 0
     assert spilled[0] <= most and not spilled[1], f"{what} keeps registers in memory"
     assert warps * programs >= LEAST.get(name, 32), f"{what}: too few warps at once"
-    return warps * programs
 
-def ptx(*given, **options):
-    return compiled(*given, **options)[0].asm["ptx"]
-
-def compiled(kernel, kinds, constants, warps=4, element="bf16", stages=3, fusion=True):
+def ptx(kernel, kinds, constants, warps=4, element="bf16", stages=3, fusion=True):
     leaves, first = {}, len(kinds)
     left_out = {(at,): None for at, kind in enumerate(kinds) if kind is None}
     for at, kind in enumerate(kinds):
@@ -86,10 +82,10 @@ def compiled(kernel, kinds, constants, warps=4, element="bf16", stages=3, fusion
     flat = [c for c in constants if isinstance(c, int)] + [c.head_dim for c in constants
                                                            if isinstance(c, Shape)]
     name = source.fn.__name__
-    return kernel, warps_at_once(kernel, name, f"{name} {element} {flat}")
+    check_warps(kernel, name, f"{name} {element} {flat}")
+    return kernel.asm["ptx"]
 
-def attended(head_dim, element="bf16"):  # prefilled and decoded, with the tiles that are used
-    tiles = attention.FULL_PRECISION if element == "fp32" else Tiles()
+def attended(head_dim, element="bf16", tiles=Tiles()):  # prefilled and decoded
     shape, parts = Shape(8, 4, head_dim, 16, True), (FLOAT,) * 3
     tiles = tiles.fitting(shape)
     how = dict(element=element, fusion=False)
@@ -108,7 +104,8 @@ for text in (prefill, decode):  # by tensor cores
 attended(64)
 if CAPABILITY == 90:
     attended(64, "fp16")
-attended(128, "fp32")
+    attended(128, "bf16", attention.INVARIANT)  # older GPUs keep more than STACK in memory
+attended(128, "fp32", attention.FULL_PRECISION)
 ptx(rows.rms_norm, [X, STRIDE, X, X, STRIDE, "fp32"], [2048])
 ptx(rows.gate, [X, X, STRIDE], [8192])
 ptx(rows.layer_norm, [X, STRIDE, X, X, STRIDE, "fp32"], [1600])
