@@ -323,13 +323,13 @@ def cells_provenance(cells: pd.DataFrame) -> str:
     if timed.empty:
         return "Cells of batch limits."
     first, requests = timed.iloc[0], timed.groupby("model")["requests"].max()
-    asked = " and ".join(f"{count:,.0f} of the {str(m).upper()}" for m, count in requests.items())
+    asked = " and ".join(f"{count:,.0f} to the {str(m).upper()}" for m, count in requests.items())
     times, every = timed["repeat"].nunique(), int(timed["every"].max())
-    part = f", without a prefix cache 1 in {every}" if every > 1 else ""
+    part = f" (without a prefix cache one in {every} of them)" if every > 1 else ""
     return (
-        f"Each model alone, with its memory at an LLM share of {first['llm_share']:g}; requests of "
-        f"one search of {counted(first['num_problems'], 'problem')} ({asked}{part}), queued at "
-        f"once, each cell {'once' if times == 1 else f'{times} times'}."
+        f"Each model alone, with its memory at an LLM share of {first['llm_share']:g}; the "
+        f"requests of one search of {counted(first['num_problems'], 'problem')}, {asked}{part}, "
+        f"queued at once, each setting {'once' if times == 1 else f'{times} times'}."
     )
 
 
