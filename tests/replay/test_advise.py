@@ -139,7 +139,7 @@ def test_each_number_is_a_row_of_the_replays(found) -> None:
 
 
 def test_a_change_that_cannot_be_is_told_and_the_rest_is_advised() -> None:
-    """Guards a question refused for twice its sequences, which are more than the tokens of a step."""
+    """Guards a question refused for twice its sequences, more than the tokens of a step."""
     found = workbench.advise(*TINY, **SMALL | {"max_num_seqs": 256, "n": 4, "in_flight": 4})
     (told,) = (note for note in found.notes if note.startswith("max_num_seqs 512 was not replayed"))
     assert "256" in told

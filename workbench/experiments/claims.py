@@ -142,24 +142,39 @@ def _fastest(peak: pd.Series, same: pd.Series) -> str:
     return f"from {same['low']:.2f} to {same['high']:.2f}, which do the same work"
 
 
+def peak_in_words(rows: pd.DataFrame) -> str:
+    """`throughput is highest from 0.20 to 0.25, which do the same work (95 %: 0.15 to 0.30)`, of
+    rows of plots.memory_split; where that is the whole axis, that no peak is shown.
+    """
+    peak, same = peak_and_plateau(rows)
+    shares = rows.loc[rows["metric"] == "tokens_per_s", "llm_share"]
+    first, last = shares.min(), shares.max()
+    if same["low"] <= first and last <= same["high"]:
+        return f"no peak is shown: every share from {first:.2f} to {last:.2f} does the same work"
+    if peak["low"] <= first and last <= peak["high"]:
+        return (
+            f"no peak is shown between {first:.2f} and {last:.2f}, for its interval is the whole "
+            "axis"
+        )
+    bounds = f"(95 %: {peak['low']:.2f} to {peak['high']:.2f})"
+    return f"throughput is highest {_fastest(peak, same)} {bounds}"
+
+
 def split_in_words(rows: pd.DataFrame) -> str:
-    """Where throughput is highest and what the ends of the axis lose to 0.3, of rows of
-    plots.memory_split; where the interval is the whole axis, that no peak is shown.
+    """The peak in words, as a sentence, with its tokens/s and what the ends of the axis lose to
+    0.3.
     """
     peak, same = peak_and_plateau(rows)
     speed = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
     rate, base = speed["value"], nearest_to_thesis(speed.index)
     first, last = rate.index[[0, -1]]
+    told = peak_in_words(rows)
+    told = told[0].upper() + told[1:]
     if same["low"] <= first and last <= same["high"]:
-        return f"No peak is shown: every share from {first:.2f} to {last:.2f} does the same work."
+        return f"{told}."
     if peak["low"] <= first and last <= peak["high"]:
-        return (
-            f"No peak is shown between {first:.2f} and {last:.2f}, for its interval is the "
-            f"whole axis: {rate.min():,.0f} to {rate.max():,.0f} generated tokens/s."
-        )
-    best = rate.loc[same["low"] : same["high"]].mean()
-    bounds = f"(95 %: {peak['low']:.2f} to {peak['high']:.2f})"
-    found = f"Throughput is highest {_fastest(peak, same)} {bounds}: {best:,.0f} generated tokens/s"
+        return f"{told}: {rate.min():,.0f} to {rate.max():,.0f} generated tokens/s."
+    found = f"{told}: {rate.loc[same['low'] : same['high']].mean():,.0f} generated tokens/s"
     ends = []
     for end in (first, last):
         if not same["low"] <= end <= same["high"]:
