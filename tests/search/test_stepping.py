@@ -185,7 +185,7 @@ def test_requests_of_others_are_refused_and_not_lost(given):
     engines = given()
     llm = engines["llm"] = Engine("tiny-solver", **LIMITS)
     asked = llm.add("3+4=", SamplingParams(max_tokens=2))
-    with pytest.raises(ConfigError, match="none of this search's.*or abort"):
+    with pytest.raises(ConfigError, match=r"none of this search's.*or abort"):
         run_search(load_problems("tiny", limit=1), **engines)
     outputs = []
     while llm.has_work:

@@ -38,7 +38,7 @@ from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
 from workbench.errors import ConfigError, RemoteError
-from workbench.experiments.execute import make_search
+from workbench.experiments.execute import make_search, make_strategy
 from workbench.experiments.runs import sweep_problems
 from workbench.search.answers import check_choice
 
@@ -278,7 +278,8 @@ def by_search_and_learn(
         raise PeerError(f"there is no {source}; `make bench-peers PEERS={SEARCH_AND_LEARN}`")
     sizes: dict[str, Any] = {n: getattr(workload, n) for n in ("n", "beam_width", "temperature")}
     sizes |= {"top_p": workload.top_p, "approach": workload.strategy, "seed": seeds[0]}
-    sizes |= {"num_iterations": workload.max_depth, "max_tokens": workload.max_step_tokens}
+    most = getattr(make_strategy(workload), "max_tokens", workload.max_step_tokens)
+    sizes |= {"num_iterations": workload.max_depth, "max_tokens": most}
     sizes |= {"search_batch_size": 1} if workload.strategy == "beam_search" else {}
     sizes |= {"system_prompt": workload.system_prompt} if workload.system_prompt else {}
     settings = {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES, "config": sizes}

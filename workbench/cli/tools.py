@@ -39,17 +39,17 @@ EXTRAS = {  # package: (what needs it, how to get it)
     "fastapi": ("serve", "pip install 'workbench[serve]'"),
     "jupyterlab": ("make lab", "pip install 'workbench[notebooks]'"),
 }
-Searched = Annotated[dict[str, Any], options_of(SweepConfig, {
+Searched = Annotated[dict[str, Any], [*options_of(SweepConfig, {
     "llm": "generator: a name, hub id, folder or .gguf",
     "prm": "process reward model",
     "total_memory": "of both models together, e.g. 64MiB",
     "strategy": "how to search",
     "n": "beams (or samples) of a problem",
-    "beam_width": "children of a survivor; n // beam_width survive",
     "max_depth": "steps of a beam, at most",
     "temperature": "of sampling; 0 is greedy",
     "prm_format": "how the PRM is asked (default: as its name tells)",
-})]  # fmt: skip
+}), option("beam_width", int, "children of a survivor; n // beam_width survive (default: 4 or n)",
+           min=1)]]  # fmt: skip
 
 
 def run(
@@ -72,7 +72,7 @@ def run(
     """Search one problem; print its answer and tree."""
     from workbench.experiments import execute
     from workbench.experiments.memory import feasibility, shares_of
-    from workbench.experiments.settings import RunSpec
+    from workbench.experiments.settings import RunSpec, with_width
     from workbench.search.problems import Problem, load_problems
     from workbench.search.search import as_problems
 
@@ -88,7 +88,7 @@ def run(
         if place >= len(found):
             raise ConfigError(f"--index is {place}; {source} has problems 0 to {len(found) - 1}.")
         chosen = found[place]
-    config = SweepConfig.from_dict(settings | key_values(more, "--set"))
+    config = SweepConfig.from_dict(with_width(settings | key_values(more, "--set")))
     if engine is None:
         spec = RunSpec(config, 0.3 if llm_share is None else llm_share, seed)
         room = feasibility(spec)

@@ -487,9 +487,9 @@ def fitting(
 def forget_pruned(search: ActiveSearch, scored: Score, llm: TokenEngine, prm: TokenEngine) -> None:
     """Tell both engines which of the beams just scored are dropped, so that their caches forget.
 
-    A strategy goes on from some beams, and from what it has sampled below them; the others, finished
-    ones among them, are never read again, nor is anything of a problem that is answered. Its prompt
-    is left to age: other prompts may begin with the same.
+    A strategy goes on from some beams, and from what it has sampled below them; the others,
+    finished ones among them, are never read again, nor is anything of a problem that is answered.
+    Its prompt is left to age: other prompts may begin with the same.
     """
     request, kept, dropped = search.request, list[Beam](), list[Beam]()
     cut = -1 if isinstance(request, Generate) else None
