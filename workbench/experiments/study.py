@@ -230,20 +230,6 @@ def run_batches(
     return run_study(config, settings.batch_runs(config, plan), runs_dir, plan=plan, **given)
 
 
-def run_ablation(
-    config: SweepConfig, plan: settings.AblationPlan, runs_dir: Folder = None, **options: Any
-) -> Study:
-    """The thesis's modifications, one after another."""
-    return run_study(config, settings.ablation_runs(config, plan), runs_dir, plan=plan, **options)
-
-
-def run_strategies(
-    config: SweepConfig, plan: settings.StrategyPlan, runs_dir: Folder = None, **options: Any
-) -> Study:
-    """Every strategy over the same problems."""
-    return run_study(config, settings.strategy_runs(config, plan), runs_dir, plan=plan, **options)
-
-
 def run_policies(
     config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
