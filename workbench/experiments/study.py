@@ -237,7 +237,7 @@ def run_policies(
     with memory uncapped. RunStoreError where no such search finishes.
     """
     run_study(config, settings.reference_runs(config, plan), runs_dir, plan=plan, **options)
-    specs = policies_planned(config, plan, runs_dir, options.get("stale_ok", False))
+    specs = policies_planned(config, plan, runs_dir, **options)
     return run_study(config, specs, runs_dir, plan=plan, **options)
 
 
@@ -289,15 +289,14 @@ def run_policies_replayed(
     does not say what a cache then forgets. The uncapped search has a device of any size.
     """
     device = replace(load_device(carry_out.DEVICE), memory_bytes=1 << 50)
-    options |= _replays(config, device) | {"plan": plan}
-    first = settings.reference_runs(config, plan)
-    need = working_set_of(run_study(config, first, runs_dir, **options).all_runs)
+    options |= _replays(config, device)
+    run_study(config, settings.reference_runs(config, plan), runs_dir, plan=plan, **options)
     specs = [
         replace(run, config=replace(run.config, forget_pruned=False))
-        for run in (*first, *settings.policy_runs(config, plan, need))
+        for run in policies_planned(config, plan, runs_dir, **options)
         if not run.config.forget_pruned or run.get("technique") == settings.ALL
     ]
-    return run_study(config, specs, runs_dir, **options)
+    return run_study(config, specs, runs_dir, plan=plan, **options)
 
 
 MEASURED_SHARES = (0.08, settings.THESIS_SHARE, 0.5)
@@ -394,11 +393,11 @@ def preview(
 
 
 def policies_planned(
-    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, stale_ok: bool = False
+    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, **options: Any
 ) -> list[RunSpec]:
     """Runs of the study of policies; before the working set is known as many, of other sizes."""
     first = settings.reference_runs(config, plan)
-    study = run_study(config, first, runs_dir, plan=plan, compute=False, stale_ok=stale_ok)
+    study = run_study(config, first, runs_dir, plan=plan, **options | {"compute": False})
     size = int(first[0].get("kv_bytes")) // 2
     unknown = settings.WorkingSet(size, size, longest=256)
     need = unknown if study.missing else working_set_of(study.all_runs)
