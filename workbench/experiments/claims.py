@@ -395,15 +395,14 @@ def best_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
     problems that one of both answers more often: where few differ, the bootstrap sees too much.
     The best was picked among all, so there the limit of 5 % is that of all others together.
     """
-    named = study.runs[["run_id", "strategy", "n"]].merge(study.table("problems"), on="run_id")
-    named = named.astype({"correct": float, "level": float})
-    right: Any = named.pivot_table("correct", "problem_id", ["n", "strategy"])
-    level = named.groupby("problem_id")["level"].first()[right.index]
-    parts = {drawn.EASIER: right[level < drawn.HARD], drawn.HARDER: right[level >= drawn.HARD]}
+    right: dict[str, Any] = {
+        levels: problems.pivot_table("correct", "problem_id", ["n", "strategy"])
+        for levels, problems in drawn.by_levels(study).items()
+    }
     most, by = (1 - LEVEL) / (rows["strategy"].nunique() - 1 or 1), ["levels", "n"]
 
     def is_alike(row: Any) -> bool:
-        own = parts.get(row["levels"], right)[row["n"]]
+        own = right[row["levels"]][row["n"]]
         ahead = own[row["best"]] - own[row["strategy"]]
         chance = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
         return bool(row["gap_low"] <= 0 or chance >= most)

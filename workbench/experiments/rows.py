@@ -389,7 +389,7 @@ def strategy_rows(study: Study) -> pd.DataFrame:
     caches = {key: _cache_cells(own) for key, own in study.runs.groupby(["n", "strategy"])}
     sums = {"tokens": "tokens", "prm_tokens": "prm_tokens_computed", "seconds": "wall_part_s"}
     rows = list[Row]()
-    for levels, problems in _by_levels(study).items():
+    for levels, problems in by_levels(study).items():
         right: Any = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
         for (n, name), own in problems.groupby(["n", "strategy"], sort=False):
             cells = {key: float(own[column].mean()) for key, column in sums.items()}
@@ -403,7 +403,7 @@ def strategy_rows(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _by_levels(study: Study) -> dict[str, pd.DataFrame]:
+def by_levels(study: Study) -> dict[str, pd.DataFrame]:
     """One row a run and problem with its strategy and n, of every kind of levels there is."""
     named = study.runs[["run_id", "strategy", "n"]]
     problems = named.merge(study.table("problems"), on="run_id").astype({"correct": float})
@@ -428,7 +428,7 @@ def gains_by_level(study: Study) -> dict[str, Interval]:
     """What accuracy gains from the fewest beams to the most, on the problems that both have and as
     a mean over strategies: at the easier levels, at the harder, and `more`, harder less easier.
     """
-    problems = _by_levels(study)["all levels"]
+    problems = by_levels(study)["all levels"]
     right = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
     gain = (right[problems["n"].max()] - right[problems["n"].min()]).dropna().mean(axis=1)
     level = problems.groupby("problem_id")["level"].first()[gain.index]
