@@ -687,12 +687,12 @@ def size_rows(sweep: Study, recording: str | None = None, device: str = DEVICE) 
             row: Row = {"kind": "replay", "num_blocks": num_blocks, "hit_ratio": hits}
             own.append(row | {"thrashed_per_1000": 1000 * steps["thrashed"].sum() / look_ups})
         for row in own:
-            row |= {"fits": True, "tokens": calls.block_size * row["num_blocks"]}
+            row["tokens"] = calls.block_size * row["num_blocks"]
         for at in marked:
             row = {"kind": "share", "llm_share": at["llm_share"]}
             own.append(row | {"tokens": int(at[f"{engine}_kv_tokens"])})
         rows += [row | {"engine": engine} for row in own]
-    columns = ["engine", "kind", "num_blocks", "tokens", "fits", "hit_ratio", "thrashed_per_1000"]
+    columns = ["engine", "kind", "num_blocks", "tokens", "hit_ratio", "thrashed_per_1000"]
     return pd.DataFrame(rows).reindex(columns=[*columns, "llm_share"])
 
 
