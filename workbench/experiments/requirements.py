@@ -100,7 +100,7 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
     rows, reasons = list[Row](), list[str]()
     for share in sorted(config.shares):
         spec = RunSpec(config, share, config.seeds[0])
-        row: Row = {"llm_share": share, "llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
+        row: Row = {"llm_share": share}
         try:
             if not (possible := feasibility(spec)).fits:
                 raise OutOfMemory(str(possible))
@@ -113,8 +113,7 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
     if not rows:
         why = "; ".join(reasons)
         raise ConfigError(f"No engine can be built: {why}. Give other shares or more memory.")
-    facts = {name: getattr(config, name) for name in ("profile", "llm", "prm")}
-    runs = pd.DataFrame(rows).assign(**facts, total_memory=spec.total_bytes, **machine_columns())
+    runs = pd.DataFrame(rows).assign(**machine_columns())
     longest = []
     for usual in map(spec.engine, ENGINES):  # a dry pass over one request of the greatest length
         length = usual.max_model_len or model_spec(usual.model).max_model_len
@@ -151,11 +150,10 @@ def _by_formula(pair: Pair, share: float) -> list[Row]:
         need, budget = at.of(model)
         row: Row = {"how": pair.how, "model": model, "name": need.model, "llm_share": share}
         row |= {"budget_bytes": budget, "lacks_bytes": at.lacks(model), "fits": at.fits}
-        row |= {"in_total": pair.config.activations_in_total, "token": need.block_bytes // size}
         row |= {"low_end": ends.low, "high_end": ends.high, "block_size": size}
         row |= {"weights": need.weights, "other": 0, "kv": max(0, budget - need.fixed)}
         row |= {"activations_longest": longest, "activations_limits": limits}
-        rows.append(row | {"blocks": at.blocks(model)})
+        rows.append(row | {"blocks": at.blocks(model), "token": need.block_bytes // size})
     return rows
 
 
@@ -192,7 +190,7 @@ def block_count_rows(study: MemoryStudy) -> pd.DataFrame:
         for row in _by_formula(study.measured, run["llm_share"]):
             counts = {"blocks": int(run[f"{row['model']}_blocks"]), "lacks_bytes": 0}
             rows.append(row | {"kind": "built", "formula_blocks": row["blocks"]} | counts)
-    own = ["budget_bytes", "fits", "in_total", "token"]
+    own = ["budget_bytes", "fits", "token"]
     return pd.DataFrame(rows).drop(columns=[*PARTS, *own])
 
 
