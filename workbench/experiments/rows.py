@@ -34,7 +34,7 @@ from workbench.experiments.statistics import (
     upper_bound_of_none,
     wilson,
 )
-from workbench.experiments.study import CARRIES_OVER, Study, rung, rung_of
+from workbench.experiments.study import CARRIES_OVER, COMPARED_SHARES, Study, rung, rung_of
 from workbench.models.registry import model_spec
 from workbench.replay.answers import Answers
 from workbench.replay.devices import load_device
@@ -623,8 +623,6 @@ def _memory_rows(study: Study, done: Sequence[str]) -> Iterator[pd.DataFrame]:
 
 # -- how short of room both models are, and whether the rungs agree --
 
-SHARES = (0.08, 0.3, 0.5)
-
 
 def pressure_rows(sweep: Any) -> pd.DataFrame:
     """Working set (need) over capacity (room), in tokens, a row a share and model.
@@ -634,9 +632,9 @@ def pressure_rows(sweep: Any) -> pd.DataFrame:
     steps, config = sweep.table("steps"), sweep.config
     most = steps.groupby("engine")["blocks_total"].transform("max")
     need = steps[steps["blocks_total"] == most].groupby("engine")["blocks_active"].max()
-    rows = pd.DataFrame(list(product(SHARES, ENGINES)), columns=["llm_share", "model"])
+    rows = pd.DataFrame(list(product(COMPARED_SHARES, ENGINES)), columns=["llm_share", "model"])
     rows["need"] = rows["model"].map(need * config.block_size)
-    fits = [feasibility(settings.RunSpec(config, share, 0)) for share in SHARES]
+    fits = [feasibility(settings.RunSpec(config, share, 0)) for share in COMPARED_SHARES]
     rows["room"] = [at.blocks(model) * config.block_size for at in fits for model in ENGINES]
     return rows.assign(ratio=rows["need"] / rows["room"])
 

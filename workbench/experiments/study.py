@@ -299,7 +299,8 @@ def run_policies_replayed(
     return run_study(config, specs, runs_dir, plan=plan, **options)
 
 
-MEASURED_SHARES = (0.08, settings.THESIS_SHARE, 0.5)
+COMPARED_SHARES = (0.08, settings.THESIS_SHARE, 0.5)
+"""At which rungs are compared: both ends of the axis, and the thesis's share."""
 
 
 def run_rungs(
@@ -318,7 +319,7 @@ def run_rungs(
     recorded = carry_out.recorded_config(profile, shares=shares)
     found = [run_replayed(recorded, runs_dir, stale_ok=stale_ok)]
     if profile == "full":
-        few = carry_out.recorded_config(profile, shares=MEASURED_SHARES)
+        few = carry_out.recorded_config(profile, shares=COMPARED_SHARES)
         found.insert(0, run_sweep(few, runs_dir, stale_ok=stale_ok))
     thesis = carry_out.replayed_config(profile, shares=shares, **sizes)
     return [*found, run_replayed(thesis, runs_dir, stale_ok=stale_ok)]
