@@ -362,7 +362,8 @@ def ablation_rows(study: Study) -> pd.DataFrame:
         add(after, "gain", gain_of(study, before, after))
         if "correct" in problems and after != LAST_TWO[1]:  # which samples less
             ((differ, total),) = differing_nodes(study, [(before, after)]).values()
-            add(after, "same", Interval(1 - differ / max(total, 1), 0.0, 1.0))
+            exact = Interval(1 - differ / max(total, 1), np.nan, np.nan)
+            add(after, "same", exact)  # a count, whose interval is not known
     stacked = [key for key in study.runs["setting"].unique() if key != BESIDE]
     add(stacked[-1], "whole", gain_of(study, stacked[0], stacked[-1]))
     for limit, own in depth_pairs(study).groupby("max_depth") if "correct" in problems else ():
