@@ -6,7 +6,7 @@ import pytest
 
 from tests.experiments.fakes import fake_result
 from workbench.experiments import rows as views
-from workbench.experiments.claims import ablation_claims, batching_claim, finishing_claim
+from workbench.experiments.claims import batching_claim, finishing_claim
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.runs import RunResult, compare
 from workbench.experiments.settings import (
@@ -142,14 +142,6 @@ def test_c8_is_a_rule_over_the_accuracy_gained_at_the_greatest_limit():
     assert "+0.70 at a limit of 4 steps; +0.00 at a limit of 40 steps [-0.45, 0.45]" in same.number
     more = finishing_claim(rows.assign(value=[0.5, 0.5, 0.5, 0.6], num_problems=5))
     assert more.verdict == "fails"
-
-
-def test_both_claims_are_judged_of_the_study_s_own_rows(study, rows):
-    found = ablation_claims(study)
-    judged = [judge(rows.assign(num_problems=PLAN.num_problems)).number
-              for judge in (batching_claim, finishing_claim)]  # fmt: skip
-    assert [claim.number for claim in found] == judged
-    assert {claim.key for claim in found} == {"C7", "C8"}
 
 
 def test_its_slow_settings_disturb_neither_comparison_nor_forecast_and_its_home_is_its_own(

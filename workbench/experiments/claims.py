@@ -25,7 +25,7 @@ from workbench.experiments.provenance import describe
 from workbench.experiments.sensitivity import missing_values, reach, stored
 from workbench.experiments.settings import THESIS_SHARE, nearest_to_thesis, sweep_config
 from workbench.experiments.statistics import LEVEL, is_replayed, upper_bound_of_none
-from workbench.experiments.study import Study, rung, rung_of
+from workbench.experiments.study import Study, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
 BY_CONSTRUCTION = "holds by construction"
@@ -307,17 +307,6 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
     number = f"{differ:,} of {len(found):,} nodes differ between the shares"
     text = "The memory split leaves the output alone"
     return replace(_judged("C9", not differ, differ, number), text=text, figure="memory_split")
-
-
-def ablation_claims(study: Study) -> list[Claim]:
-    """C7 and C8, as far as their settings were measured."""
-    assert isinstance(study.plan, settings.AblationPlan)
-    rows = drawn.ablation_rows(study).assign(num_problems=study.plan.num_problems)
-    found = []
-    for judge in (batching_claim, finishing_claim):
-        with suppress(LookupError):  # what did not run has no rows
-            found.append(replace(judge(rows), rung=rung(study.runs)))
-    return found
 
 
 def batching_claim(rows: pd.DataFrame) -> Claim:
