@@ -46,7 +46,7 @@ from workbench.experiments.settings import (
     Plan,
     RunSpec,
 )
-from workbench.experiments.statistics import Noise, Tables, is_replayed, noise_of, sentinel_drift
+from workbench.experiments.statistics import Noise, is_replayed, noise_of, sentinel_drift
 from workbench.replay.devices import Device, load_device
 
 Folder = str | Path | None
@@ -464,44 +464,35 @@ def commits_of(runs: pd.DataFrame) -> str:
     return text if len(states) > 1 else ""
 
 
-def provenance_of(
-    study: Tables, seed: int | None = None, beside: pd.DataFrame | None = None
-) -> str:
-    """Of a sweep's runs, with how many of its runs there are and how noisy the machine was."""
-    note = f"{_of_a_sweep(study)}{noise_of(study.all_runs)}."
-    return provenance(study.runs, seed, note, beside=beside)
-
-
 def provenance_here(llm: str, prm: str, what: str, *notes: str) -> str:
     """Of what this process measures itself: `what` it was."""
     measured = f"LLM {llm}, PRM {prm} ({rung_of(llm)}); {what}; {describe(machine_facts())}."
     return "\n".join([measured, *notes, CARRIES_OVER])
 
 
-def provenance_replayed(study: Study) -> str:
-    """Of a replayed rung."""
-    *lines, _ = provenance(study.runs).splitlines()
-    flight = f"{study.config.min_problem_batch} problems in flight"
-    is_recorded = rung(study.runs) == carry_out.RECORDED
-    said = NOTHING_WAS_RUN.format(SEARCHED if is_recorded else DRAWN)
-    return "\n".join([*lines, f"{_of_a_sweep(study)}{flight}. {said}"])
-
-
-def _of_a_sweep(study: Any) -> str:
-    """The completeness of a sweep; of another study nothing."""
-    return f"{completeness(study)}; " if getattr(study, "plan", None) is None else ""
-
-
-def provenance_of_rungs(studies: Sequence[Study], seed: int | None = None) -> str:
-    """Of a figure with a panel for each rung. seed: the only one drawn of the measured ones."""
-    lines = []
+def provenance_of(
+    *studies: Any, seed: int | None = None, beside: pd.DataFrame | None = None
+) -> str:
+    """Of a figure of one study, or with a panel for each of several: how many of a sweep's runs
+    there are, how noisy the machine was, or that nothing was run. seed: the only one drawn of those
+    measured. beside: as of `provenance`.
+    """
+    lines, last = list[str](), list[str]()
     for study in studies:
-        simulated = is_replayed(rung(study.runs))
-        text = provenance_replayed(study) if simulated else provenance_of(study, seed)
-        lines += [line for line in text.splitlines() if line != CARRIES_OVER]
-    if together := commits_of(pd.concat([study.runs for study in studies])):
+        at, drawn = rung(study.runs), seed
+        note = f"{completeness(study)}; " if getattr(study, "plan", None) is None else ""
+        if is_replayed(at):
+            said = NOTHING_WAS_RUN.format(SEARCHED if at == carry_out.RECORDED else DRAWN)
+            note += f"{study.config.min_problem_batch} problems in flight. {said}"
+            drawn = None
+        else:
+            note += f"{noise_of(study.all_runs)}."
+            last = [CARRIES_OVER]
+        lines += provenance(study.runs, drawn, note, beside=beside).splitlines()[:-1]
+    together = commits_of(pd.concat([study.runs for study in studies]))
+    if together and len(studies) > 1:
         lines.append(f"All panels: {together[2:]}.")
-    return "\n".join([*lines, CARRIES_OVER])
+    return "\n".join([*lines, *last])
 
 
 def completeness(study: Any) -> str:
