@@ -41,7 +41,7 @@ GRID = tuple(np.round(np.arange(0.005, 0.7, 0.005), 3))
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PairMemory:
     """Two models in one memory. how: measured or computed; bytes of activations of (LLM, PRM).
 
     longest and limits: those of one step over the longest request, and over the batch limits.
@@ -68,8 +68,8 @@ class MemoryStudy:
     """
 
     runs: pd.DataFrame
-    measured: Pair
-    computed: Pair
+    measured: PairMemory
+    computed: PairMemory
     beyond: tuple[float, ...]
     plan: None = None
 
@@ -79,7 +79,7 @@ class MemoryStudy:
         return self.measured.config
 
     @property
-    def pairs(self) -> tuple[Pair, Pair]:
+    def pairs(self) -> tuple[PairMemory, PairMemory]:
         """The measured and the computed one."""
         return self.measured, self.computed
 
@@ -121,7 +121,7 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
         one = replace(one, max_num_seqs=1, max_num_batched_tokens=length)
         longest.append(int(_built(one)["activations_bytes"]))
     limits = tuple(rows[0][f"{model}_activations_bytes"] for model in ENGINES)
-    measured = Pair(MEASURED, config, tuple(longest), limits)
+    measured = PairMemory(MEASURED, config, tuple(longest), limits)
     return MemoryStudy(runs, measured, computed_pair(), tuple(beyond))
 
 
@@ -131,7 +131,7 @@ def _built(config: EngineConfig) -> dict[str, Any]:
     return memory_parts(Engine(**config.to_dict()))
 
 
-def computed_pair() -> Pair:
+def computed_pair() -> PairMemory:
     """The thesis's pair at 40 GiB; activations are the buffers of one step, by formula."""
     config = thesis_pair()
     size, longest = DTYPE_BYTES[config.dtype], config.max_model_len
@@ -139,10 +139,10 @@ def computed_pair() -> Pair:
     specs = [model_spec(name) for name in (config.llm, config.prm)]
     steps = ((longest, 1), (config.max_num_batched_tokens, config.max_num_seqs))
     first, second = (tuple(spec.step_bytes(*step, size) for spec in specs) for step in steps)
-    return Pair(COMPUTED, config, first, second)
+    return PairMemory(COMPUTED, config, first, second)
 
 
-def _by_formula(pair: Pair, share: float) -> list[Row]:
+def _by_formula(pair: PairMemory, share: float) -> list[Row]:
     """Both models at a share, as the formula has it."""
     ends, at, size = pair.shares, pair.shares.at(share), pair.config.block_size
     rows = []
