@@ -9,9 +9,9 @@ from importlib import import_module
 import pytest
 
 from workbench import bench
+from workbench.bench import mode_of
 from workbench.bench.record import Row, compared_rows, median_row, record, write_record
 from workbench.cli import main
-from workbench.cli.tools import mode_of
 from workbench.errors import ConfigError
 from workbench.experiments.provenance import PACKAGE, git
 

@@ -4,7 +4,6 @@ on the terminal, where to split a memory, a server, benchmarks, and what this ma
 
 from __future__ import annotations
 
-import inspect
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from enum import StrEnum
-from importlib import import_module
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -24,7 +23,6 @@ from workbench.config import EngineConfig, SweepConfig, format_size
 from workbench.errors import ConfigError, OutOfMemory, WorkbenchError, nearest
 
 if TYPE_CHECKING:
-    from workbench.bench.record import Row
     from workbench.replay.advise import Advice
     from workbench.search.problems import Problem
     from workbench.search.result import SearchResult
@@ -372,69 +370,13 @@ def bench(
 
         console.print("\n".join(doubted()) or "Every record stands.")
         return
-    from workbench.bench.record import joined, record, write_record
+    from workbench.bench import measure
 
-    module = import_module(f"workbench.bench.{name}")
-    rows: list[Row] = []
-    settings = accepted(name, module.run, given)
-    mode = mode_of(module, settings)
-    joined(record(name, rows, mode), json or "")  # refused, and the code read, before it begins
-    complete = False
-    # `timeout` sends SIGTERM: the benchmark ends as on Ctrl-C, its rows are written
-    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        for row in module.run(**settings):
-            rows.append(row)
-            console.print(_line(row))
-        complete = True
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-        if json and rows:
-            content = record(name, rows, mode | {"complete": complete})
-            console.print(f"written: {write_record(content, json)}")
+    rows = measure(name, given, json, partial(console.print, markup=False))
     failed = [row.name for row in rows if row.failed]
     if failed:
         console.print(f"Failed: {', '.join(failed)}.", style="red")
         raise Exit(FAILED)
-
-
-def accepted(name: str, measured: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The options this benchmark takes, defaults filled in; one it does not take is refused."""
-    known = {name: each.default for name, each in inspect.signature(measured).parameters.items()}
-    if "model" in given and "model" not in known:  # searches name two models, this is the first
-        given.setdefault("llm", given.pop("model"))
-    for each in given:
-        if each not in known:
-            takes = ", ".join(f"--{own}" for own in known)
-            raise ConfigError(f"bench {name} takes no --{each}; it takes {takes}.")
-    return known | given
-
-
-def mode_of(module: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """How it was run: the settings, and the module's mode_of(settings) or MODE.
-
-    A file is recorded by its name: records are public, and paths are of one machine.
-    """
-    own = module.mode_of(settings) if hasattr(module, "mode_of") else getattr(module, "MODE", {})
-    told = settings | own
-    for name, value in told.items():
-        if isinstance(value, str) and (Path(value).is_absolute() or Path(value).exists()):
-            told[name] = Path(value).name
-    return told
-
-
-def _line(row: Row) -> str:
-    """One row as a line: name, value, peer and ratio, ceiling, spread."""
-    parts = [f"{row.name:32} {row.value:>12,.4g} {row.unit}"]
-    if row.ratio is not None:
-        parts.append(f"{row.ratio:.2f}x {row.peer} ({row.peer_value:,.4g})")
-    if row.share_of_ceiling is not None:
-        parts.append(f"{row.share_of_ceiling:.0%} of the ceiling")
-    if isinstance(row.spread, tuple):
-        parts.append(f"\\[{row.spread[0]:.3g}, {row.spread[1]:.3g}]")
-    elif row.spread is not None:
-        parts.append(f"± {row.spread:.2g}")
-    return "  ".join(parts)
 
 
 def calibrate(
