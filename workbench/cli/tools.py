@@ -279,15 +279,20 @@ def _show_advice(found: Advice) -> None:
     console.print("\n" + "\n".join(f"- {escape(note)}" for note in found.notes))
 
 
+Served = Annotated[dict[str, Any], [
+    option("host", str, "address to bind", "127.0.0.1"),
+    option("port", int, "0: any that is free", 8000, min=0, max=65535),
+    option("max_queue", int, "requests of a model that may wait (else 503)", 256, min=0),
+    option("timeout", float, "seconds to an answer (else 504)", 600.0, min=0),
+    option("api_key", str, "that clients must send", envvar="WORKBENCH_API_KEY"),
+    option("memory", str, "of all KV caches together", metavar="SIZE"),
+]]  # fmt: skip
+
+
 def serve(
     *,
     model: list[str] = Argument(help="names; all of them as NAME=SIZE of KV cache, or none"),
-    host: str = Option("127.0.0.1", help="address to bind"),
-    port: int = Option(8000, min=0, max=65535, help="0: any that is free"),
-    max_queue: int = Option(256, min=0, help="requests of a model that may wait (else 503)"),
-    timeout: float = Option(600.0, min=0, help="seconds to an answer (else 504)"),
-    api_key: str = Option(None, envvar="WORKBENCH_API_KEY", help="that clients must send"),
-    memory: str = Option(None, metavar="SIZE", help="of all KV caches together"),
+    given: Served,
     engine: list[str] = Option(None, "--set", metavar="KEY=VALUE", help="of EngineConfig, for all"),
 ) -> None:
     """Serve models, and searches, to clients of OpenAI or vLLM.
@@ -301,18 +306,9 @@ def serve(
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve needs {error.name}: pip install 'workbench[serve]'.") from error
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    config = server.ServeConfig(
-        tuple(model),
-        host=host,
-        port=port,
-        max_queue=max_queue,
-        timeout=timeout,
-        api_key=api_key,
-        memory=memory,
-    )
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        server.serve(config, key_values(engine, "--set"))
+        server.serve(server.ServeConfig(tuple(model), **given), key_values(engine, "--set"))
     except KeyboardInterrupt:  # the server ended in order, and raises the signal again
         return
     finally:
