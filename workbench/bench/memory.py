@@ -11,9 +11,6 @@ longest, in one contiguous piece each of exactly its length over blocks with sha
 path is admitted, then its own step is room of its own, so equal steps of two beams count twice.
 kv_beams_over_distinct: what the blocks hold over the distinct tokens.
 
-forks: fork_prm_over_ideal, tokens the PRM computes over the distinct ones of each problem's inputs,
-partly filled blocks reused; the beginning that all problems share can make it less than 1.
-
 arena: re-splits of 10,000 blocks of the tiny pair, all pages held, a quarter of the blocks live and
 scattered, until pages and bytes lie where the split wants them (not the zeroing of pages, done when
 they are first taken); arena_vs_dedicated: the same requests by engines in an arena and by such with
@@ -46,19 +43,15 @@ import torch
 
 from workbench.bench.record import Row, median_row
 from workbench.bench.search import (
-    BATCH,
     TINY,
     TINY_PRM,
     make_workload,
-    ratio_row,
-    roomy_engine,
     searched,
 )
 from workbench.config import SweepConfig
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
-from workbench.errors import WorkbenchError
 from workbench.experiments import settings
 from workbench.experiments.rows import UNCAPPED_SETTING, bound_tokens_per_s, differing_nodes
 from workbench.experiments.runs import FINISHED, sweep_problems
@@ -73,13 +66,13 @@ from workbench.search.answers import check_choice
 from workbench.search.prm import trie_size
 from workbench.search.search import chat_prompt
 
-PROFILES = {  # problems of beams and of forks; pairs and prompts of an arena's overhead
-    "quick": {"starts": 1, "beams": 1, "forks": 2, "resplits": 8, "pairs": 9, "prompts": 8},
-    "default": {"starts": 5, "beams": 3, "forks": 16, "resplits": 40, "pairs": 101, "prompts": 32},
-    "full": {"starts": 9, "beams": 8, "forks": 32, "resplits": 200, "pairs": 201, "prompts": 64},
+PROFILES = {  # problems of beams; pairs and prompts of an arena's overhead
+    "quick": {"starts": 1, "beams": 1, "resplits": 8, "pairs": 9, "prompts": 8},
+    "default": {"starts": 5, "beams": 3, "resplits": 40, "pairs": 101, "prompts": 32},
+    "full": {"starts": 9, "beams": 8, "resplits": 200, "pairs": 201, "prompts": 64},
 }
 BLOCK_SIZE = 16
-PARTS = ("starts", "beams", "forks", "arena", "sharing")
+PARTS = ("starts", "beams", "arena", "sharing")
 BUDGETS, SHARES = (0.5, 1.0, 2.0), settings.PolicyPlan().kv_shares
 PLANS = {  # of sharing, and how often it is carried out
     "quick": (settings.PolicyPlan(3, 1, BUDGETS, SHARES, 0, repeats=0), 1),
@@ -109,9 +102,6 @@ def run(
         elif name == "beams":
             workload = make_workload(model, prm, problems, sizes["beams"])
             yield from beam_rows(workload, kv_memory, seed)
-        elif name == "forks":
-            workload = make_workload(TINY, limit=sizes["forks"], min_problem_batch=BATCH)
-            yield from fork_rows(workload, seed)
         elif name == "arena":
             if tiny:
                 yield resplit_row(sizes["resplits"], seed)
@@ -228,32 +218,6 @@ def blocks_used(beams: Sequence[Beam]) -> int:
     for number, (before, step) in enumerate(beams):
         assert cache.extend(number, before + step) is not None
     return cache.num_active
-
-
-# -- forks --
-
-
-def fork_rows(workload: SweepConfig, seed: int = 0) -> Iterator[Row]:
-    """The same search in roomy memory, with whole blocks reused only and with partly filled ones.
-
-    Raises WorkbenchError where the two searches sample other tokens.
-    """
-    found, trees, names = [], [], (workload.llm, workload.prm)
-    for reuse in (False, True):
-        llm, prm = (roomy_engine(name, reuse_partial_blocks=reuse) for name in names)
-        done = searched(workload, llm, prm, seed)
-        each = done.problems
-        tokens = each["prm_tokens_computed"], each["prm_tokens_distinct"]
-        found.append(ratio_row("fork_prm_over_ideal", "x", *tokens, each["problem_id"]))
-        trees.append(done.tree["token_ids"].map(list))
-    if not trees[0].equals(trees[1]):
-        raise WorkbenchError(
-            "The search samples other tokens when partial blocks are reused; the rows would "
-            "compare two different searches. Run `workbench bench identity`."
-        )
-    before, row = found[0].value, found[1]
-    peer = "reuse_partial_blocks=False"
-    yield replace(row, peer=peer, peer_value=before, ratio=before / row.value)
 
 
 # -- an arena --
@@ -399,9 +363,6 @@ def study_rows(studies: Sequence[Study]) -> Iterator[Row]:
     bounds = done[(done["role"] == REFERENCE) & (done["technique"] == ALL)]
     yield Row("measured_bound", bound_tokens_per_s(bounds), "tokens/s", repeats=len(bounds))
     for budget in plan.budgets:
-        beside = bounds[bounds["beside"] == budget]
-        bound = bound_tokens_per_s(beside)
-        yield Row(f"measured_bound@{budget:g}W", bound, "tokens/s", repeats=len(beside))
         yield from budget_rows(every[every["budget"] == budget])
 
 

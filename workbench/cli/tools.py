@@ -333,7 +333,7 @@ Measured = Annotated[dict[str, Any], [
     option("peer", str, "search: vllm-both, search-and-learn[=CHECKOUT], or both and a comma"),
     option("strategy", str, "search --peer: beam_search (default), best_of_n, dvts"),
     option("device", str, "engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
-    option("part", str, "memory: starts, beams, forks, arena, sharing; serve: shared, two"),
+    option("part", str, "memory: starts, beams, arena, sharing; serve: shared, two"),
     option("clients", str, "serve: at a time (default: 1,4,16,64)"),
     option("rate", float, "serve: requests a second, arriving by chance", min=0.001),
     option("url", str, "serve: of a server that runs already"),
