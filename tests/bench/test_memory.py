@@ -1,26 +1,13 @@
-"""Memory: starts, beams and arenas, and two models in one memory."""
+"""Memory: starts, an arena, and two models in one memory."""
 
 import math
 
-import pandas as pd
 import pytest
 
 from tests.experiments import policy_fakes
 from workbench.bench import memory, search
-from workbench.bench.memory import (
-    BLOCK_SIZE,
-    FullArena,
-    beam_rows,
-    blocks_used,
-    budget_rows,
-    longest_beams,
-    measured_start,
-    overhead_rows,
-    resplit_row,
-    study_rows,
-)
+from workbench.bench.memory import budget_rows, measured_start, overhead_rows, study_rows
 from workbench.bench.record import record
-from workbench.bench.search import make_workload
 from workbench.engine.engine import Engine
 from workbench.experiments.settings import PolicyPlan
 from workbench.experiments.study import run_policies
@@ -92,27 +79,6 @@ def test_one_node_that_differs_in_any_run_fails(tmp_path):
             list(study_rows([changed]))
 
 
-def test_a_re_split_is_timed_until_it_is_reached_and_without_zeroing(monkeypatch):
-    """Guards that blocks in use move, pages are zeroed on first use; not to be reached fails."""
-    row = resplit_row(6, num_pages=160)
-    assert (row.name, row.repeats) == ("resplit_p95_ms", 6)
-    assert 0 < row.spread[0] <= row.value <= row.spread[1]
-    full = FullArena(160)
-    full.fill()
-    stats = [cache.stats for cache in full.caches]
-    zeroed, copied = full.arena.storage.bytes_zeroed, sum(each.copied for each in stats)
-    for share in (0.3, 0.7, 0.3):
-        full.resplit(share)
-    assert sum(each.copied for each in stats) > copied
-    assert full.arena.target["tiny-solver"] == 48
-    assert full.arena.storage.bytes_zeroed == zeroed
-    full.fill()
-    assert full.arena.storage.bytes_zeroed > zeroed
-    monkeypatch.setattr(full, "settle", lambda: None)
-    with pytest.raises(AssertionError, match="tiny-prm holds more than its split"):
-        full.resplit(0.7)
-
-
 def test_an_arena_is_set_against_pools_of_their_own_which_do_all_their_work_too(monkeypatch):
     """Guards the pairing, the lower bound's row, and the side that takes more steps."""
     made = []
@@ -129,27 +95,6 @@ def test_an_arena_is_set_against_pools_of_their_own_which_do_all_their_work_too(
     steps = [len(each.trace.steps) for each in made]
     assert steps[0] < steps[2], "the LLM's"
     assert not any(each.has_work for each in made)
-
-
-def test_beams_share_the_blocks_of_their_path_and_nothing_else():
-    """Guards the count behind kv_beams_saving, on beams whose blocks can be counted by hand."""
-    path = list(range(100, 101 + 2 * BLOCK_SIZE))
-    alike = [(path, [7] * BLOCK_SIZE), (path, [7] * BLOCK_SIZE)]
-    assert blocks_used(alike) == 2 + 2 + 2  # the path's full blocks once, the rest though equal
-    assert blocks_used([([1, 2], [3]), ([4, 5], [6])]) == 2  # nothing in common
-
-
-def test_the_longest_beams_of_a_search_share_their_past():
-    """Guards that they are all n, with all they grew from, of the last iteration that has n."""
-    workload = make_workload("tiny-solver", limit=2, n=8, beam_width=4, max_depth=6)
-    rows = {row.name: row for row in beam_rows(workload, "16MiB", 0)}
-    assert list(rows) == ["kv_beams_saving", "kv_beams_over_distinct"]
-    assert all(row.value >= 1 for row in rows.values())
-    nodes = [("a", "", 1, (1,)), ("b", "", 1, (2,)), ("aa", "a", 2, (3,) * 9)]
-    tree = pd.DataFrame(nodes, columns=["node_id", "parent_id", "depth", "token_ids"])
-    assert longest_beams(tree, [5], 2) == [([5], [1]), ([5], [2])]
-    assert longest_beams(tree, [5], 1) == [([5, 1], [3] * 9)]
-    assert longest_beams(tree, [5], 3) == []
 
 
 def test_a_start_is_measured_in_a_fresh_process():
