@@ -354,14 +354,14 @@ def test_what_was_replayed_has_another_ground():
 
 def size_rows():
     """Two models, sizes from below the order's peak on; the optimum at one of them."""
-    columns = ["kind", "tokens", "fits", "hit_ratio", "thrashed_per_1000", "llm_share"]
+    columns = ["kind", "tokens", "hit_ratio", "thrashed_per_1000", "llm_share"]
     cells = [
-        ("replay", 1000, True, 0.4, 90.0, None),
-        ("lru", 2000, True, 0.6, 50.0, None),
-        ("lru", 4000, True, 0.8, 0.0, None),
-        ("optimum", 2000, True, 0.7, None, None),
-        ("replay", 2000, True, 0.61, 48.0, None),
-        ("share", 3000, None, None, None, 0.3),
+        ("replay", 1000, 0.4, 90.0, None),
+        ("lru", 2000, 0.6, 50.0, None),
+        ("lru", 4000, 0.8, 0.0, None),
+        ("optimum", 2000, 0.7, None, None),
+        ("replay", 2000, 0.61, 48.0, None),
+        ("share", 3000, None, None, 0.3),
     ]
     parts = [pd.DataFrame(cells, columns=columns).assign(engine=e) for e in ("llm", "prm")]
     return pd.concat(parts, ignore_index=True)

@@ -25,7 +25,7 @@ from workbench.experiments.provenance import describe
 from workbench.experiments.sensitivity import missing_values, reach, stored
 from workbench.experiments.settings import THESIS_SHARE, nearest_to_thesis, sweep_config
 from workbench.experiments.statistics import LEVEL, is_replayed, upper_bound_of_none
-from workbench.experiments.study import Study, rung, rung_of
+from workbench.experiments.study import Study, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
 BY_CONSTRUCTION = "holds by construction"
@@ -324,17 +324,6 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
     return replace(_judged("C9", not differ, differ, number), text=text, figure="memory_split")
 
 
-def ablation_claims(study: Study) -> list[Claim]:
-    """C7 and C8, as far as their settings were measured."""
-    assert isinstance(study.plan, settings.AblationPlan)
-    rows = drawn.ablation_rows(study).assign(num_problems=study.plan.num_problems)
-    found = []
-    for judge in (batching_claim, finishing_claim):
-        with suppress(LookupError):  # what did not run has no rows
-            found.append(replace(judge(rows), rung=rung(study.runs)))
-    return found
-
-
 def batching_claim(rows: pd.DataFrame) -> Claim:
     """C7, of rows of plots.modifications. Holds where the whole interval of the gain is 1.5 times
     or more, fails where below; where it is a loss, why.
@@ -410,15 +399,14 @@ def best_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
     problems that one of both answers more often: where few differ, the bootstrap sees too much.
     The best was picked among all, so there the limit of 5 % is that of all others together.
     """
-    named = study.runs[["run_id", "strategy", "n"]].merge(study.table("problems"), on="run_id")
-    named = named.astype({"correct": float, "level": float})
-    right: Any = named.pivot_table("correct", "problem_id", ["n", "strategy"])
-    level = named.groupby("problem_id")["level"].first()[right.index]
-    parts = {drawn.EASIER: right[level < drawn.HARD], drawn.HARDER: right[level >= drawn.HARD]}
+    right: dict[str, Any] = {
+        levels: problems.pivot_table("correct", "problem_id", ["n", "strategy"])
+        for levels, problems in drawn.by_levels(study).items()
+    }
     most, by = (1 - LEVEL) / (rows["strategy"].nunique() - 1 or 1), ["levels", "n"]
 
     def is_alike(row: Any) -> bool:
-        own = parts.get(row["levels"], right)[row["n"]]
+        own = right[row["levels"]][row["n"]]
         ahead = own[row["best"]] - own[row["strategy"]]
         chance = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
         return bool(row["gap_low"] <= 0 or chance >= most)
