@@ -141,21 +141,6 @@ def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_pa
     assert named["bestTried"].endswith("; 0.9 leaves a model less than one request")
 
 
-@pytest.mark.parametrize(("most", "is_slower"), [(0.99, True), (1.01, False)])
-def test_a_policy_whose_runs_are_all_slower_than_a_split_is_called_so(
-    tmp_path, monkeypatch, drawn, most, is_slower
-) -> None:
-    """Guards a finding against the default policy that only the record's table would show."""
-    record = json.loads((REPORTS / "bench" / "memory.json").read_text())
-    (row,) = (r for r in record["rows"] if r["name"] == "elastic_vs_static_0.3@2W")
-    row |= {"ratio": 0.95, "spread": [0.9, most]}
-    (tmp_path / "reports" / "bench").mkdir(parents=True)
-    (tmp_path / "reports" / "bench" / "memory.json").write_text(json.dumps(record))
-    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
-    told = report.gain_numbers(drawn)["benchAmple"]
-    assert told.startswith("0.95 (0.90 to ") and ("slower" in told) is is_slower
-
-
 def test_a_verdict_names_the_pairs_it_is_of() -> None:
     """Guards a caption of three panels that gives the verdict of one."""
     first = judged.Claim("C5", "", judged.HOLDS, "1.0", "")

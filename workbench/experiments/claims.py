@@ -23,13 +23,11 @@ from workbench.experiments import settings
 from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.provenance import describe
 from workbench.experiments.sensitivity import missing_values, reach, stored
-from workbench.experiments.settings import THESIS_SHARE, nearest_to_thesis, sweep_config
+from workbench.experiments.settings import THESIS_SHARE, nearest_to_thesis
 from workbench.experiments.statistics import LEVEL, is_replayed, upper_bound_of_none
 from workbench.experiments.study import Study, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
-BY_CONSTRUCTION = "holds by construction"
-"""What is judged was computed with the formula that the claim is about: it cannot fail."""
 HIGH_HIT_RATE = 0.8
 RARE_EVENTS = 10.0
 """Thrash events per 1,000 look-ups below which thrashing is called rare."""
@@ -78,11 +76,6 @@ def _judged(key: str, holds: Any, fails: Any, number: str, on: str = "") -> Clai
     return Claim(key, text, verdict, number, figures.split()[0])
 
 
-def _by_construction(claim: Claim) -> Claim:
-    """The claim; where it holds, with the verdict that it could not do otherwise."""
-    return replace(claim, verdict=BY_CONSTRUCTION) if claim.verdict == HOLDS else claim
-
-
 def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
     """One row a claim: key, text, verdict, number, figure, rung."""
     return pd.DataFrame([asdict(claim) for claim in claims])
@@ -102,6 +95,12 @@ def peak_and_plateau(split: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Two of the rows of plots.memory_split: the peak, and the shares that do the same work."""
     peak, same = (split[split["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
     return peak, same
+
+
+def listed(shares: Any, form: str = ".2f") -> str:
+    """`0.15, 0.20 and 0.30`; none where there is none."""
+    *first, last = [f"{share:{form}}" for share in shares] or ["none"]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def recomputed_part(lost: pd.DataFrame, *parts: str) -> pd.Series:
@@ -195,21 +194,16 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
     found = "Thrashing is rare at no LLM share"
     if len(rare):
         found = (
-            f"Thrashing is rare at LLM shares of {_listed(rare.index)}, with at most "
+            f"Thrashing is rare at LLM shares of {listed(rare.index)}, with at most "
             f"{rare['value'].max():.1f} events in 1,000 look-ups and {rare['cost'].max():.0%} of "
             "the time spent on computing again what was evicted"
         )
     often = [
-        f"{_listed(own.index)} (the {str(engine).upper()} up to {own['value'].max():.0f} in 1,000 "
+        f"{listed(own.index)} (the {str(engine).upper()} up to {own['value'].max():.0f} in 1,000 "
         f"look-ups, {own['cost'].max():.0%} of the time)"
         for engine, own in common.groupby("engine")
     ]
     return f"{found}; it is common at {' and at '.join(often)}." if often else f"{found}."
-
-
-def _listed(shares: pd.Index) -> str:
-    """`0.15, 0.20`; none where there is none."""
-    return ", ".join(f"{share:.2f}" for share in shares) or "none"
 
 
 def policy_or_size(sizes: pd.DataFrame) -> tuple[str, str]:
@@ -234,18 +228,14 @@ def policy_or_size(sizes: pd.DataFrame) -> tuple[str, str]:
 
 
 def constant_claim(rows: pd.DataFrame) -> Claim:
-    """C2, of rows of plots.memory_parts. Holds where all but the KV of the engines that were built,
-    or else, by construction, of those computed, is the same at every share, to 1 % of noise.
+    """C2, of rows of plots.memory_parts. Holds where all but the KV of the engines that were built
+    is the same at every share, to 1 % of noise.
     """
-    is_measured = (rows["how"] == "measured").any()
-    how = "measured" if is_measured else "computed"
-    fixed = rows[(rows["how"] == how) & (rows["part"] != "kv")]
+    fixed = rows[(rows["how"] == "measured") & (rows["part"] != "kv")]
     sizes = fixed.groupby(["model", "part"])["bytes"].agg(["min", "max"])
     change = float(((sizes["max"] - sizes["min"]) / sizes["max"].clip(lower=1)).max())
     number = f"weights and activations change by at most {change:.2%} over the shares"
-    number += "" if is_measured else ", since they are computed from the models' shapes"
-    found = _judged("C2", change <= NOISE, True, number)
-    return found if is_measured else _by_construction(found)
+    return _judged("C2", change <= NOISE, True, number)
 
 
 def linear_claim(rows: pd.DataFrame) -> Claim:
@@ -303,7 +293,7 @@ def thrash_claim(rows: pd.DataFrame) -> Claim:
     events = rows[rows["metric"] == "events_per_1000"]
     most = events.sort_values("value").iloc[-1]
     often = events.groupby("llm_share")["value"].max() >= RARE_EVENTS
-    rare, common = (_listed(often.index[each]) for each in (~often, often))
+    rare, common = (listed(often.index[each]) for each in (~often, often))
     number = f"most {most['engine'].upper()} at {most['llm_share']:.2f}: {most['value']:.1f} "
     number += f"[{most['low']:.1f}, {most['high']:.1f}] per 1,000 look-ups; "
     number += f"rare means fewer than {RARE_EVENTS:g}"
@@ -356,22 +346,6 @@ def finishing_claim(rows: pd.DataFrame) -> Claim:
     number = f"accuracy {'; '.join(told)}, over {num_problems} problems; hardly means {HARDLY:g}"
     on = "the depth limit, and on more problems than were searched"
     return _judged("C8", False, gains.iloc[-1] > HARDLY, number, on)
-
-
-def straight_claim(split: pd.DataFrame) -> Claim:
-    """C3 of a replay, of rows of plots.memory_split. Holds, by construction, where the blocks at
-    every share are within one of a straight line, since counts are rounded down to whole ones.
-    """
-    rooms = split.drop_duplicates("llm_share")
-    shares = rooms["llm_share"].to_numpy(float)
-    tokens = rooms[["llm_kv_tokens", "prm_kv_tokens"]].to_numpy(float)
-    blocks = tokens / sweep_config("default").block_size
-    slope, start = np.polyfit(shares, blocks, 1)
-    most = float(np.abs(blocks - np.outer(shares, slope) - start).max())
-    number = f"blocks at {len(shares)} shares lie at most {most:.2f} off a straight line, "
-    number += "since a replay takes them from the formula"
-    found = _by_construction(_judged("C3", most <= 1, True, number))
-    return replace(found, figure="memory_split")
 
 
 def _same_nodes_claim(*tables: pd.DataFrame) -> Claim:
@@ -443,7 +417,8 @@ CLAIMS: dict[str, tuple[str, Callable[..., Claim], str]] = {
 }  # fmt: skip
 """The claims in words, what judges each, and by the rows of which figures: the first shows it."""
 UNTESTED_BECAUSE = {
-    ("C2", RECORDED): "a replay builds no engine: weights are as recorded, at every share",
+    **dict.fromkeys(product(("C2", "C3"), (RECORDED, REPLAYED)),
+                    "a replay builds no engine: it takes memory from the formula that is claimed"),
     ("C7", RECORDED): "all 8 problems that were recorded are in flight at once, and none waits",
     **dict.fromkeys((("C8", RECORDED), ("C8", "measured SmolLM2")),
                     "its PRM is no trained one: scores mean nothing, and so does accuracy"),
@@ -461,8 +436,6 @@ def claims_of_figures(folder: Path) -> list[Claim]:
     tables = {name: rows_with_rung(folder / f"{name}.parquet") for name in dict.fromkeys(names)}
     found, rungs = [], dict.fromkeys(at for rows in tables.values() for at in rows["rung"])
     for (key, (text, judge, figures)), at in product(CLAIMS.items(), rungs):
-        if key == "C3" and is_replayed(at):  # its blocks are in the rows of the split alone
-            judge, figures = straight_claim, "memory_split"
         claim = Claim(key, text, UNTESTED, UNTESTED_BECAUSE.get((key, at), NO_ROWS), "")
         own = [rows[rows["rung"] == at] for rows in (tables[name] for name in figures.split())]
         if (key, at) not in UNTESTED_BECAUSE and all(map(len, own)):
