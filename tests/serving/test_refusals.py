@@ -7,6 +7,7 @@ from shutil import copytree
 from urllib.parse import urlsplit
 
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from tests.serving.conftest import require_idle, running
 from workbench.models.registry import find_model
@@ -121,6 +122,27 @@ def test_what_is_wrong_is_refused_by_name(service, path, body, field):
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["param"].split(".")[0] == field
     assert error["message"] and "Traceback" not in error["message"]
+
+
+def test_what_asks_for_nothing_is_as_good_as_absent(service):
+    """Guards that a chat goes on with a reply as the `openai` client writes it, nulls and all."""
+    reply = ChatCompletionMessage(role="assistant", content="2").model_dump()
+    assert None in reply.values()
+    part = {"type": "text", "text": "Compute 1+1.", "image_url": None}
+    chat = [{"role": "user", "content": [part]}, reply, *CHAT["messages"]]
+    status, text = ask(service, CHATS, CHAT | {"messages": chat, "max_tokens": 2})
+    assert status == 200, text
+
+
+def test_the_nearest_field_is_named(service):
+    """Guards that an unknown field is refused with the nearest one of the same endpoint, if any."""
+    for path, body, hint in (
+        (COMPLETIONS, TEXT | {"temprature": 1}, " Did you mean 'temperature'?"),
+        ("/tokenize", TEXT | {"temprature": 1}, ""),
+        (COMPLETIONS, TEXT | {"echo": True}, ""),
+    ):
+        told = json.loads(ask(service, path, body)[1])["error"]["message"]
+        assert told.endswith(f"leave it out.{hint}"), told
 
 
 @pytest.mark.parametrize(
