@@ -374,3 +374,15 @@ def test_a_search_given_up_while_it_waits_leaves_its_place(service, monkeypatch)
     assert run.state["status"] == "failed" and "given up" in run.state["error"]
     held.set()
     assert run.played.cancelled() and len(begun) == server.MOST_SEARCHES
+
+
+def test_a_search_given_up_asks_for_nothing_more(service, monkeypatch):
+    """Guards that one which is cancelled before it submits does not fill the queue."""
+    asked, told = list[Job](), list[Refused]()
+    monkeypatch.setattr(service.thread, "submit", asked.extend)
+    pair = searches.pair_of([*service.thread.engines.values()])
+    body = ChatRequest(**(CHAT | {"model": "search/best_of_n"}))
+    run = SearchRun(body, service.thread, pair, service._proofs)
+    run.cancel()
+    run.play(told.append)
+    assert not asked and run.state["status"] == "failed" and told[0].status == 503

@@ -59,6 +59,7 @@ CASES = [
     (CHATS, CHAT | {"model": "search/beam", "search": {"system_prompt": "\ud800"}}, "search"),
     (CHATS, CHAT | {"model": "search/beam", "search": {"temperature": 10**400}}, "search"),
     (CHATS, CHAT | {"model": "search/beam", "messages": LONG_CHAT}, "messages"),
+    (CHATS, CHAT | {"model": "search/beam", "search": {"n": 64, "critiques": 5}}, "search"),
     (CHATS, CHAT | {"model": "search/beam", "stop": "x"}, "stop"),
     (CHATS, CHAT | {"model": "search/beam", "messages": CHAT["messages"] * 2}, "messages"),
     ("/generative_scoring", PRM | {"label_token_ids": [10**6]}, "label_token_ids"),
@@ -125,7 +126,9 @@ def test_what_is_wrong_is_refused_by_name(service, path, body, field):
 
 
 def test_what_asks_for_nothing_is_as_good_as_absent(service):
-    """Guards that a chat goes on with a reply as the `openai` client writes it, nulls and all."""
+    """Guards that a chat goes on with a reply as the `openai` client writes it, nulls and all, and
+    that a search takes fields at their defaults.
+    """
     reply = ChatCompletionMessage(role="assistant", content="2").model_dump()
     assert None in reply.values()
     part = {"type": "text", "text": "Compute 1+1.", "image_url": None}
@@ -133,6 +136,10 @@ def test_what_asks_for_nothing_is_as_good_as_absent(service):
     status, text = ask(service, CHATS, CHAT | {"messages": chat, "max_tokens": 2})
     assert status == 200, text
 
+    nothing = {"n": 1, "logprobs": False, "stop": [], "ignore_eos": False}
+    search = {"model": "search/best_of_n", "search": {"n": 4}}
+    status, text = ask(service, CHATS, CHAT | search | nothing)
+    assert status == 200, text
 
 def test_the_nearest_field_is_named(service):
     """Guards that an unknown field is refused with the nearest one of the same endpoint, if any."""

@@ -24,7 +24,6 @@ from prometheus_client.registry import Collector
 from workbench.core import RequestOutput, SamplingParams, ScoreParams
 from workbench.core import Sequence as EngineSequence
 from workbench.engine.engine import Engine
-from workbench.engine.requests import encoded
 from workbench.errors import StepError, WorkbenchError
 from workbench.kvcache.arena import KVArena
 from workbench.serving.protocol import Logprobs, Refused
@@ -36,9 +35,7 @@ CLOSING = "The server is shutting down."
 class ServedEngine(Engine):
     """An Engine whose requests can be watched while they run."""
 
-    def admit(self, job: Job) -> EngineSequence:
-        """Queue a job; its sequence, which grows with every step. Raises PromptError."""
-        return self._queue(encoded(self.tokenizer, job.token_ids), job.params, job.score)
+    admit = Engine._queue  # its sequence, which grows with every step
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +47,7 @@ class Job:
     """
 
     model: str
-    token_ids: Sequence[int]
+    token_ids: list[int]
     sink: Callable[[Job], None]
     params: SamplingParams | None = None  # exactly one of params and score
     score: ScoreParams | None = None
@@ -218,7 +215,8 @@ class EngineThread(threading.Thread):
                         admitted.append(job)
             for job in admitted:
                 try:
-                    job.sequence = self.engines[job.model].admit(job)
+                    wanted = job.token_ids, job.params, job.score
+                    job.sequence = self.engines[job.model].admit(*wanted)
                 except WorkbenchError as error:
                     self._fail([job], error)
                 except Exception as error:  # of memory, or a fault of ours: it fails alone
