@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -207,6 +208,16 @@ def test_a_request_that_cannot_be_admitted_fails_alone(service):
                 lacks.remove(name)
                 raise MemoryError
             return do(*given)
+
+def test_a_port_in_use_ends_the_command_before_it_loads(monkeypatch, capsys):
+    """Guards that it is named, with status 2."""
+    monkeypatch.setattr(server, "Server", None)  # which would load
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "tiny-solver", "--port", port]) == 2
+    shown = capsys.readouterr().err
+    assert f"port {port}" in shown and "Traceback" not in shown
+
 
         for name in {*names}:
             do = getattr(engine.scheduler, name)

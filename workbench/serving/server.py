@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, suppress
@@ -644,12 +645,18 @@ class Server(uvicorn.Server):
 
 
 def serve(config: ServeConfig, settings: Mapping[str, Any]) -> None:
-    """Serve until a signal. settings: of every engine. Raises what keeps models from loading."""
+    """Serve until a signal. settings: of every engine. Raises what keeps it from serving."""
     service = Service(config, settings)
     if config.host not in ("127.0.0.1", "localhost", "::1") and config.api_key is None:
         log.warning("no API key, and bound to %s: all who reach it may use it", config.host)
     with peak_on(torch.device("cpu")):  # else torch's profiler complains of another thread
         pass
-    Server(service).run()
+    Server(service).run([listener])
     if service.failure is not None:
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listener = socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        raise ConfigError(f"{config.host}, port {config.port}: {error}; give another.") from error
+    log.info("listening at %s, port %d", *listener.getsockname()[:2])
         raise service.failure
