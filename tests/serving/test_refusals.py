@@ -61,6 +61,7 @@ CASES = [
     (CHATS, CHAT | {"model": "search/beam", "messages": LONG_CHAT}, "messages"),
     (CHATS, CHAT | {"model": "search/beam", "search": {"n": 64, "critiques": 5}}, "search"),
     (CHATS, CHAT | {"model": "search/beam", "stop": "x"}, "stop"),
+    (CHATS, CHAT | {"model": "search/beam", "stop": "x", "n": 2, "logprobs": True}, "logprobs"),
     (CHATS, CHAT | {"model": "search/beam", "messages": CHAT["messages"] * 2}, "messages"),
     ("/generative_scoring", PRM | {"label_token_ids": [10**6]}, "label_token_ids"),
     ("/generative_scoring", PRM | {"items": []}, "items"),
@@ -135,11 +136,11 @@ def test_what_asks_for_nothing_is_as_good_as_absent(service):
     chat = [{"role": "user", "content": [part]}, reply, *CHAT["messages"]]
     status, text = ask(service, CHATS, CHAT | {"messages": chat, "max_tokens": 2})
     assert status == 200, text
-
     nothing = {"n": 1, "logprobs": False, "stop": [], "ignore_eos": False}
     search = {"model": "search/best_of_n", "search": {"n": 4}}
     status, text = ask(service, CHATS, CHAT | search | nothing)
     assert status == 200, text
+
 
 def test_the_nearest_field_is_named(service):
     """Guards that an unknown field is refused with the nearest one of the same endpoint, if any."""
@@ -200,6 +201,7 @@ def test_paths_and_the_server_afterwards(service):
         ("/nothing", None, 404, "path"),
         ("/health", b"{}", 405, "method"),
         (COMPLETIONS, TEXT | {"model": "gpt-4o"}, 404, "model"),
+        (COMPLETIONS, TEXT | {"model": "search/beam"}, 400, "model"),
     ):
         found, text = ask(service, path, body)
         assert found == status and json.loads(text)["error"]["param"] == param
