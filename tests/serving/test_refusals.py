@@ -59,7 +59,6 @@ CASES = [
     (CHATS, CHAT | {"model": "search/beam", "search": {"system_prompt": "\ud800"}}, "search"),
     (CHATS, CHAT | {"model": "search/beam", "search": {"temperature": 10**400}}, "search"),
     (CHATS, CHAT | {"model": "search/beam", "messages": LONG_CHAT}, "messages"),
-    (CHATS, CHAT | {"model": "search/beam", "search": {"n": 64, "critiques": 5}}, "search"),
     (CHATS, CHAT | {"model": "search/beam", "stop": "x"}, "stop"),
     (CHATS, CHAT | {"model": "search/beam", "stop": "x", "n": 2, "logprobs": True}, "logprobs"),
     (CHATS, CHAT | {"model": "search/beam", "messages": CHAT["messages"] * 2}, "messages"),
@@ -140,6 +139,13 @@ def test_what_asks_for_nothing_is_as_good_as_absent(service):
     search = {"model": "search/best_of_n", "search": {"n": 4}}
     status, text = ask(service, CHATS, CHAT | search | nothing)
     assert status == 200, text
+
+
+def test_critiques_count_as_beams(service):
+    """Guards that a search is refused by what it may ask for at a time, as its n is."""
+    body = CHAT | {"model": "search/beam", "search": {"n": 64, "critiques": 5}}
+    status, text = ask(service, CHATS, body)
+    assert status == 400 and b"n times critiques is 256 at most" in text
 
 
 def test_the_nearest_field_is_named(service):
