@@ -11,7 +11,7 @@ from tests.conftest import printed
 ABSENT = (
     "anywidget", "duckdb", "fastapi", "gguf", "huggingface_hub.inference", "ipywidgets", "IPython",
     "kaleido", "llvmlite", "math_verify", "nbconvert", "nbformat", "numba", "papermill",
-    "plotly", "psutil", "reasoning_gym", "rich", "scipy", "uvicorn",
+    "plotly", "psutil", "reasoning_gym", "rich", "scipy", "typer", "uvicorn",
 )  # fmt: skip
 
 REFUSE = """
@@ -28,14 +28,14 @@ sys.meta_path.insert(0, Absent())
 RUN = """
 import workbench.bench.kernels
 from workbench import Engine, SamplingParams
-from workbench.bench import engine
+from workbench.bench import engine, mode_of
 from workbench.bench.record import Row, record
 ours = Engine("dummy:tiny-solver", dtype="bfloat16", batch_invariant=False, num_blocks=32,
               max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64)
 params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 assert len(ours.generate([[5, 6, 7]], params)[0].token_ids) == 3
 assert ours.score([5, 6, 7], [2], [1]).logits.shape == (1, 1)
-found = record("engine", [Row("one", 1.0, "x")], engine.mode_of({"device": "cuda"}))
+found = record("engine", [Row("one", 1.0, "x")], mode_of(engine, {"device": "cuda"}))
 print(found["rows"][0]["name"], found["mode"]["dtype"])
 """
 

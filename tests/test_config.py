@@ -26,7 +26,7 @@ def test_sizes_are_bytes_or_text(given, size):
     assert [format_size(s) for s in (5, 1536, 64 << 20)] == ["5 B", "1.5 KiB", "64.0 MiB"]
 
 
-@pytest.mark.parametrize("given", [0, -1, "", "apples", "3 apples", True, "0MiB", None])
+@pytest.mark.parametrize("given", [0, -1, "", "apples", "3 apples", True, "0MiB", "0.5", None])
 def test_what_is_no_size_is_refused_by_name(given):
     with pytest.raises(ConfigError, match="is no size"):
         parse_size(given)

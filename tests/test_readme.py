@@ -30,171 +30,58 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "reports" / "bench" / "RESULTS.md"
 MARKERS = ("<!-- results: written by tests/test_readme.py -->", "<!-- end of results -->")
 IN_SHORT = ("<!-- in short: written by tests/test_readme.py -->", "<!-- end of in short -->")
-SHOWN = {
-    "engine": {
-        "decode_b1": "decode, 1 sequence",
-        "decode_b16": "decode, 16 sequences",
-        "decode_b64": "decode, 64 sequences",
-        "prefill_512": "prefill, one prompt of 512 tokens",
-        "bookkeeping_share_b64": "host overhead, part of a step, 64 sequences",
-        "gemm_flops_per_s": "this machine's matrix multiplications, float32",
-        "read_bytes_per_s": "this machine's memory, reading",
-    },
-    "search": {
-        "pass_at_1": "pass@1 of the solver",
-        "accuracy": "accuracy of beam search",
-        "accuracy_gain": "beam search minus pass@1",
-        "gain_over_majority": "beam search minus majority vote of 16",
-        "gain_over_shuffled": "beam search minus the same with shuffled scores",
-        "equal_tokens_accuracy": "accuracy of weighted best-of-{N}, the same PRM, as many tokens",
-        "gain_at_equal_tokens": "beam search minus weighted best-of-{N}",
-        "tokens_a_problem": "tokens generated a problem, beam search",
-        "equal_tokens_a_problem": "the same, best-of-{N}",
-        "problems_per_min": "problems a minute",
-        "tokens_per_s": "generated tokens a second",
-        "prm_tokens_saved": "PRM tokens without caches over ours",
-        "prm_over_ideal": "PRM tokens computed over distinct ones",
-    },
-    "memory": {
-        "startup_s": "from construction to the first token",
-        "startup_peak_over_budget": "peak memory of that over weights and KV budget",
-        "kv_beams_saving": "KV of 16 beams: contiguous pieces over blocks",
-        "kv_beams_over_distinct": "the same: blocks over distinct tokens",
-    },
+PEERED = {
+    "decode_b1": "decode, 1 sequence",
+    "decode_b16": "decode, 16 sequences",
+    "decode_b64": "decode, 64 sequences",
+    "prefill_512": "prefill, one prompt of 512 tokens",
 }
-PEERED = ("decode_b1", "decode_b16", "decode_b64", "prefill_512")
-PEERS = ("", "@transformers-*", "@vllm", "@vllm-*", "@llama.cpp", "@llama.cpp-*")
-"""The next column names them. *: the peer's fastest variant."""
-SHOWN["engine_smollm2"] = {
-    **{row + peer: SHOWN["engine"][row] for row in PEERED for peer in PEERS},
-    **{row: label for row, label in SHOWN["engine"].items() if row not in PEERED},
-    "paged_over_contiguous": "attention alone, 64 sequences, over blocks of 16",
+WORKS = PEERED | {
+    f"{row}+busy": f"{PEERED[row]}, beside a busy process"
+    for row in ("decode_b16", "decode_b64", "prefill_512")
 }
-LATER = {  # rows that records made before do not have
-    "fma_flops_per_s": "this machine's multiply-adds on registers alone, float32",
-    "tile_share_of_peak": "a product's inner loop, part of those",
-    "prefill_512@products": SHOWN["engine"]["prefill_512"],
-    "decode_b64@products": SHOWN["engine"]["decode_b64"],
-    **{
-        f"{row}+busy{peer}": f"{SHOWN['engine'][row]}, beside a busy process"
-        for row in ("decode_b16", "decode_b64", "prefill_512")
-        for peer in ("", "@vllm")
-    },
-}
-SHOWN["engine.avx2"] = SHOWN["engine"] | LATER
-SHOWN["engine"] = {
-    **{row + peer: SHOWN["engine"][row] for row in PEERED for peer in PEERS[:2]},
-    **SHOWN["engine"],
-    "sample_top_p_128256": "sampling 64 rows of 128,256 logits with top_p",
-    "sample_all_filters_128256": "the same with top_k, top_p and min_p",
-    "sample_logprobs_128256": "the same with log probabilities, no filter",
-}
-SHOWN["engine_smollm2"] |= LATER
-SHOWN["engine_smollm2.avx2"] = SHOWN["engine_smollm2"]
-SHOWN["search_smollm2"] = {
-    "search_smollm2": "problems a minute",
-    "search_tokens_smollm2": "generated tokens a second",
-    "prm_tokens_saved_smollm2": "PRM tokens without caches over ours",
-}
-SHOWN["memory_smollm2"] = {
-    "startup_s": SHOWN["memory"]["startup_s"],
-    "startup_cold_s": "the same, page cache cold",
-    **SHOWN["memory"],
-}
-SHOWN["memory"] |= {
-    f"{row}@{budget}W": f"{label}, KV memory {budget} W"
-    for budget in ("0.5", "1", "2")
-    for row, label in {
-        "elastic_vs_best_static": "two models, default policy, against the best static split",
-        "elastic_vs_static_0.3": "the same against the static split 0.3",
-        "all_vs_baseline": "all techniques, against the static split 0.3 without any",
-        "all_vs_best_static": "the same against the best static split without any",
-        "all_vs_static_0.3_all": "the same against the static split 0.3 with all of them",
-    }.items()
-}
-SHOWN["memory"] |= {
-    "equal_work_differs@2W": "turns of equal work differed by at most, KV memory 2 W",
-    "measured_bound": "each token computed once, at the pace of uncapped memory (measured, "
-    "no bound for techniques that save steps)",
-    "same_nodes": "nodes are the same under every policy and technique",
-    "resplit_p95_ms": "re-split that moves a tenth of 10,000 blocks or more, 95th percentile",
-    "arena_vs_dedicated": "two models in an arena against memory of their own",
-    "arena_vs_dedicated_low": "the same, lower end of its 95 % interval",
-    "fork_prm_over_ideal": "PRM tokens over distinct ones of each problem, partial blocks reused",
-}
-SHOWN["replay"] = {
-    "events_identical": "every setting's replay has exactly the measured run's events",
-    "throughput_mean_error@repeats": "error of replayed throughput against a measured run, mean "
-    "over settings",
-    "throughput_worst_error@repeats": "the same, worst setting",
-    "measured_spread_worst": "repeats of one setting differed by at most",
-    "throughput_mean_error": "error against a composite of each step's fastest repeat, mean over "
-    "settings",
-    "throughput_worst_error": "the same, worst setting",
-    "replay_over_simulated": "replay of 128 problems at the thesis's scale, over simulated time",
-    "block_op_us": "the same, CPU time a block operation",
-    "miss_ratio_s": "miss-ratio curves of both models",
-}
-SHOWN["search_systems"] = {
-    f"{row}@{system}": label
-    for system in ("vllm-both", "search-and-learn")
-    for row, label in {
-        "problems_per_min": "problems a minute",
-        "tokens_per_s": "generated tokens a second",
-        "llm_s": "seconds a problem, LLM",
-        "prm_s": "seconds a problem, PRM",
-        "rest_s": "seconds a problem, all else",
-        "prm_over_ideal": "PRM tokens computed over distinct ones",
-        "llm_hits": "prompt tokens found cached, LLM",
-        "prm_hits": "prompt tokens found cached, PRM",
-        "peak_memory": "peak memory of all processes",
-        "tokens": "tokens generated a problem",
-    }.items()
-}
-SHOWN["prm"] = {
-    "f1": "F1, the harmonic mean of the next two",
-    "accuracy_correct": "correct solutions told as such",
-    "accuracy_erroneous": "wrong solutions whose first wrong step is found",
-    "f1_best_threshold": "F1 at the threshold that is best for these solutions",
-}
-SHOWN["serve_smollm2"] = {
-    f"{row}_c{count}{peer}": f"{label}, {counted(count, 'client')}"
+SERVED = {
+    f"{row}_c{count}": f"{label}, {counted(count, 'client')}"
     for count in (1, 16, 64)
     for row, label in {
         "tokens_per_s": "tokens a second",
         "over_sequential": "the same over one client's",
         "ttft_p95": "to the first token, 95th percentile",
-        "itl_p95": "between tokens, 95th percentile",
-        "health_p99": "the event loop lets /health wait, 99th percentile",
-        "refused": "refused (503)",
-        "late": "late (504)",
-        "lost": "lost",
     }.items()
-    for peer in ("", "@vllm", "@vllm-bfloat16", "@llama.cpp")
-    if not peer or row in ("tokens_per_s", "ttft_p95", "itl_p95")
     if count > 1 or row != "over_sequential"
 }
-SHOWN["serve_two_smollm2"] = {
-    f"tokens_per_s_two_c{count}": f"tokens a second, two models, {counted(count, 'client')} each"
-    for count in (1, 4, 16, 64)
-}
-GPU_WORKS = {
-    f"{row}{mode}": f"{label}{', invariant mode' if mode else ''}"
-    for row, label in {
-        **{row: SHOWN["engine"][row] for row in PEERED},
-        "prefill_2048": "prefill, one prompt of 2,048 tokens",
-    }.items()
-    for mode in ("", "+invariant")
-}
-SHOWN |= {
-    "gpu/engine-1b": GPU_WORKS | {
-        "bookkeeping_share_b64": SHOWN["engine"]["bookkeeping_share_b64"],
-        "sample_top_p_128256": SHOWN["engine"]["sample_top_p_128256"],
-        "sample_flat_top_p_128256": "the same of nearly equal logits",
-        "sample_all_filters_128256": SHOWN["engine"]["sample_all_filters_128256"],
-        "sample_logprobs_128256": SHOWN["engine"]["sample_logprobs_128256"],
+LABELS = {
+    "search": {
+        "pass_at_1": "pass@1 of the solver",
+        "accuracy": "accuracy of beam search",
+        "accuracy_gain": "beam search minus pass@1",
+        "gain_at_equal_tokens": "beam search minus weighted best-of-{N}",
+        "problems_per_min": "problems a minute",
+        "tokens_per_s": "generated tokens a second",
+        "prm_over_ideal": "PRM tokens computed over distinct ones",
     },
-    "gpu/engine-8b": GPU_WORKS,
+    "memory": {
+        "equal_work_differs@2W": "turns of equal work differed by at most, KV memory 2 W",
+        "same_nodes": "nodes are the same under every policy and technique",
+        "arena_vs_dedicated": "two models in an arena against memory of their own",
+        "arena_vs_dedicated_low": "the same, lower end of its 95 % interval",
+    },
+    "replay": {
+        "events_identical": "every setting's replay has exactly the measured run's events",
+        "throughput_mean_error@repeats": "error of replayed throughput against a measured run, "
+        "mean over settings",
+        "throughput_worst_error@repeats": "the same, worst setting",
+        "measured_spread_worst": "repeats of one setting differed by at most",
+        "throughput_mean_error": "error against a composite of each step's fastest repeat, mean "
+        "over settings",
+    },
+    "gpu/engine-1b": {
+        f"{row}{mode}": f"{label}{', invariant mode' if mode else ''}"
+        for row, label in {
+            **PEERED, "prefill_2048": "prefill, one prompt of 2,048 tokens"
+        }.items()
+        for mode in ("", "+invariant")
+    },
     "gpu/kernels": {
         f"{row}{backend}": label
         for row, label in {
@@ -215,20 +102,7 @@ SHOWN |= {
         "reenact_events_identical": "events are the replay's, of so many shares",
     },
 }  # fmt: skip
-HEADLINES = {
-    "gpu/engine-1b": tuple(GPU_WORKS),
-    "gpu/kernels": tuple(SHOWN["gpu/kernels"]),
-    "gpu/reenact": ("reenact_",),
-    "search": ("pass_at_1", "accuracy", "gain_at_equal_tokens", "problems_per_min", "tokens_per_s",
-               "prm_over_ideal"),
-    "memory": ("equal_work", "arena_vs_dedicated", "same_nodes"),
-    "replay": ("events_identical", "throughput_mean_error", "throughput_worst_error@repeats",
-               "measured_spread_worst"),
-}  # fmt: skip
-"""What the README shows of a record a line each: the rows whose names begin so."""
-WORKS = {row: SHOWN["engine"][row] for row in PEERED} | {
-    row: label for row, label in LATER.items() if row.endswith("+busy")
-}
+"""What the README shows of a record a line each, and what it calls these rows."""
 ENGINE = {
     "ours": "={}",
     "transformers": "{}",
@@ -251,8 +125,7 @@ GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
          "Search and Learn, bf16": "{}@search-and-learn"},
     ),
     "serve_smollm2": (
-        {row: label for row, label in SHOWN["serve_smollm2"].items()
-         if "@" not in row and row.startswith(("tokens_per_s", "over_sequential", "ttft"))},
+        SERVED,
         {"ours": "={}", "in process": "{}", "vLLM": "{}@vllm", "vLLM bf16": "{}@vllm-bfloat16",
          "llama.cpp, Q4_0": "{}@llama.cpp"},
     ),
@@ -328,8 +201,6 @@ def records() -> dict[str, dict[str, Any]]:
 MEASURED = "measured tiny"
 FEWEST = 5
 """Repeats from which on their range is shown."""
-EXTREMES = ("elastic_", "all_", "resplit_", "serve_", "search_systems")
-"""Beginnings of rows, and of records, whose spreads are the least and the most."""
 
 
 def figure_rows(name: str, rung: str = MEASURED, **wanted: str) -> pd.DataFrame:
@@ -355,7 +226,11 @@ def number(value: float, unit: str) -> str:
 
 
 def shown(row: dict[str, Any]) -> str:
-    """The value of a row: of errors in per cent, of what holds or does not yes or no."""
+    """The value of a row: of errors in per cent, of what holds or does not yes or no; why there is
+    none.
+    """
+    if row["value"] is None:
+        return str(row["unit"])
     if row["name"].startswith(("throughput_mean", "throughput_worst", "measured_spread")):
         return f"{100 * row['value']:.1f} %"
     if row["name"] in ("events_identical", "same_nodes"):
@@ -367,7 +242,8 @@ def between(row: dict[str, Any], record: str) -> str:
     """The interval or spread of a row of a record as text."""
     spread = row["spread"]
     if isinstance(spread, list):
-        extremes = row["name"].startswith(EXTREMES) or record.startswith(EXTREMES)
+        extremes = row["name"].endswith(("W", "resplit_p95_ms"))  # at a KV memory of so many W
+        extremes |= record.startswith(("serve_", "search_systems"))
         kind = "least, most" if extremes else "95 %"
         low, high = (number(bound, "fraction") for bound in spread)
         return f"{low} to {high} ({kind})"
@@ -431,18 +307,15 @@ def found_rows(found: dict[str, Any], keys: Iterable[str]) -> dict[str, dict[str
     return {key: rows[key] for key in keys if key in rows or ("@" not in key and whole)}
 
 
-def table(name: str, found: dict[str, Any], starts: tuple[str, ...] = ("",)) -> list[str]:
-    """One record as a heading and a Markdown table; a row per thing that is shown of it and whose
-    name begins so.
+def table(name: str, found: dict[str, Any], every: bool = False) -> list[str]:
+    """One record as a heading and a Markdown table, a line for each row that the README shows, or
+    for every row, by its name where it has no label.
     """
     mode, rows = found["mode"], {row["name"]: row for row in found["rows"]}
     lines = [heading(found), "", "| | value | compared with | spread |", "|---|---|---|---|"]
-    for key, row in found_rows(found, SHOWN[name]).items():
-        if not key.startswith(starts):
-            continue
-        label = SHOWN[name][key]
-        if key == "paged_over_contiguous" and row["peer"] is None:
-            label = "decoding time over blocks of 16 (1: the same kernels, a block a sequence)"
+    labels = LABELS.get(name, {})
+    for key, row in (rows if every else found_rows(found, labels)).items():
+        label = labels.get(key, f"`{key}`")
         if "{" in label:
             label = label.format(N=f"{rows['equal_tokens_n']['value']:.0f}")
         if key == "prm_tokens_saved" and "uncached_problems" in mode:
@@ -622,18 +495,18 @@ def results() -> str:
     for name, head in HEADS.items():
         if name in found:
             lines += [head, ""] + (grid(name, found[name]) if name in GRIDS else [])
-        if name in found and name in HEADLINES:  # below a grid it needs no heading
-            lines += table(name, found[name], HEADLINES[name])[2 if name in GRIDS else 0 :]
+        if name in found and name in LABELS:  # below a grid it needs no heading
+            lines += table(name, found[name])[2 if name in GRIDS else 0 :]
     for name in ("identity", "identity_smollm2"):
         lines += identity(found[name]) if name in found else []
     return "\n".join(["", *lines])
 
 
 def every_result() -> str:
-    """reports/bench/RESULTS.md: every row that is shown of every record."""
-    found = records()
+    """reports/bench/RESULTS.md: every row of every record."""
     lines = ["# Every record", "", "Written by `python tests/test_readme.py`.", "", RATIOS, ""]
-    lines += [line for name in SHOWN if name in found for line in table(name, found[name])]
+    for name, found in records().items():
+        lines += table(name, found, every=True)
     return "\n".join(lines)
 
 
@@ -663,10 +536,10 @@ def test_the_fastest_variant_of_a_peer_stands_beside_it() -> None:
         for kind in ("", "-Q8_0", "-Q4_0")
     ]
     for row, rate in zip(made, (50.0, 80.0, 70.0)):
-        row["peer_value"] = rate
-    text = "\n".join(table("engine_smollm2", found | {"rows": [*found["rows"], *made]}))
-    assert "| llama.cpp 50 tokens/s" in text and "| llama.cpp-Q8_0 80 tokens/s" in text
-    assert "llama.cpp-Q4_0" not in text
+        row |= {"peer_value": rate, "ratio": 100 / rate}
+    lines = grid("engine_smollm2", found | {"rows": [*found["rows"], *made]})
+    (one,) = (line for line in lines if line.startswith(f"| {PEERED['decode_b1']} |"))
+    assert "| 2.00x" in one and "| 1.25x" in one and "| 1.43x" not in one
 
 
 def test_the_gain_of_beam_search_stands_beside_its_fair_baseline() -> None:

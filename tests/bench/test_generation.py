@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from workbench.bench import generation as g
@@ -16,13 +18,13 @@ CEILING = Ceiling(1e12, 1e11, 1e12)
 
 @pytest.fixture(scope="module")
 def plan() -> g.GenerationPlan:
-    return g.plan_of("quick", **TINY)
+    return replace(g.PROFILES["quick"], **TINY)
 
 
 @pytest.mark.parametrize("stride", [1, 7])
 def test_every_length_that_fits_has_seconds_and_the_tokens_that_it_computes(plan, stride) -> None:
     """With a cache each token once; without, the sum of all lengths; too long ones left out."""
-    rows = g.cache_rows(g.plan_of("quick", **TINY | {"stride": stride}))
+    rows = g.cache_rows(replace(plan, stride=stride))
     assert set(rows["new_tokens"]) == {6, 20}
     for (prompt, new), own in rows.groupby(["prompt_tokens", "new_tokens"]):
         own = own.set_index(["metric", "kv_cache"])
@@ -86,9 +88,8 @@ def test_block_sizes_are_timed_beside_one_block_for_each_sequence(plan) -> None:
     assert (alone["value"] > 0).all() and len(alone) == 1
 
 
-def test_a_plan_takes_what_is_given_and_keeps_the_rest() -> None:
-    plan = g.plan_of("default", repeats=7, model=None)
-    assert (plan.repeats, plan.model) == (7, "dummy:gpt2")
+def test_a_plan_is_checked_and_told() -> None:
+    plan = replace(g.PROFILES["default"], repeats=7)
     with pytest.raises(ConfigError, match="stride"):
-        g.plan_of("quick", stride=0)
+        replace(plan, stride=0)
     assert "gpt2 (random weights, 124.4 M parameters), cpu; 7 repeats" in g.provenance(plan)

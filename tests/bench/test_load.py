@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from workbench.bench import load
@@ -9,12 +11,13 @@ from workbench.config import ConfigError
 
 TINY = {"prompt_tokens": 8, "new_tokens": 8, "clients": (1, 3), "offered": (0.5,), "requests": 6}
 TINY |= {"shares": (0.4, 0.6), "split_clients": (3, 1), "rounds": 2}
+PLAN = replace(load.PROFILES["quick"], **TINY)
 
 
 @pytest.mark.slow
 def test_a_closed_loop_is_full_and_arrivals_come_at_their_rate() -> None:
     """As many inside as clients by Little's law, since each asks anew at once."""
-    rows = load.load_rows(load.plan_of("quick", **TINY))
+    rows = load.load_rows(PLAN)
     closed = rows[rows["arrivals"] == "closed"].set_index("clients")
     assert (rows["refused"] == 0).all() and (rows["inside"] >= 0).all()
     assert closed.loc[1, "little"] == pytest.approx(1, abs=0.3)
@@ -27,7 +30,7 @@ def test_a_closed_loop_is_full_and_arrivals_come_at_their_rate() -> None:
 @pytest.mark.slow
 def test_both_models_are_served_under_every_split() -> None:
     """None is refused where the memory holds less than all ask for."""
-    rows = load.split_rows(load.plan_of("quick", **TINY))
+    rows = load.split_rows(PLAN)
     assert [*rows["share"]] == [0.4, 0.4, 0.6, 0.6]
     assert [*rows["model"].unique()] == ["tiny-solver", "dummy:tiny-solver"]
     assert (rows["refused"] == 0).all() and (rows["served"] > 0).all()
@@ -36,4 +39,4 @@ def test_both_models_are_served_under_every_split() -> None:
 def test_plans_are_checked() -> None:
     """A value that is none is refused by name."""
     with pytest.raises(ConfigError, match="rounds"):
-        load.plan_of("quick", rounds=0)
+        replace(PLAN, rounds=0)

@@ -1,29 +1,14 @@
-"""Memory: starts, beams, forks and arenas, and two models in one memory."""
+"""Memory: starts, an arena, and two models in one memory."""
 
 import math
 
-import pandas as pd
 import pytest
 
 from tests.experiments import policy_fakes
 from workbench.bench import memory, search
-from workbench.bench.memory import (
-    BLOCK_SIZE,
-    FullArena,
-    beam_rows,
-    blocks_used,
-    budget_rows,
-    fork_rows,
-    longest_beams,
-    measured_start,
-    overhead_rows,
-    resplit_row,
-    study_rows,
-)
+from workbench.bench.memory import budget_rows, measured_start, overhead_rows, study_rows
 from workbench.bench.record import record
-from workbench.bench.search import make_workload
 from workbench.engine.engine import Engine
-from workbench.errors import WorkbenchError
 from workbench.experiments.settings import PolicyPlan
 from workbench.experiments.study import run_policies
 
@@ -49,7 +34,6 @@ def test_the_rows_of_the_issue_are_there_at_every_budget(rows):
             row = rows[f"{name}@{budget}"]
             assert row.ceiling is None, "the uncapped search is no bound for what saves steps"
             assert row.repeats == 2 * len(policy_fakes.CONFIG.seeds)
-        assert rows[f"measured_bound@{budget}"].value == pytest.approx(rows["measured_bound"].value)
         for policy in ("static_0.2", "static_0.3", "first_come", "phase_aware", "marginal_value"):
             assert rows[f"{policy}@{budget}"].value > 0
     best, thesis = rows["elastic_vs_best_static@0.5W"], rows["elastic_vs_static_0.3@0.5W"]
@@ -95,27 +79,6 @@ def test_one_node_that_differs_in_any_run_fails(tmp_path):
             list(study_rows([changed]))
 
 
-def test_a_re_split_is_timed_until_it_is_reached_and_without_zeroing(monkeypatch):
-    """Guards that blocks in use move, pages are zeroed on first use; not to be reached fails."""
-    row = resplit_row(6, num_pages=160)
-    assert (row.name, row.repeats) == ("resplit_p95_ms", 6)
-    assert 0 < row.spread[0] <= row.value <= row.spread[1]
-    full = FullArena(160)
-    full.fill()
-    stats = [cache.stats for cache in full.caches]
-    zeroed, copied = full.arena.storage.bytes_zeroed, sum(each.copied for each in stats)
-    for share in (0.3, 0.7, 0.3):
-        full.resplit(share)
-    assert sum(each.copied for each in stats) > copied
-    assert full.arena.target["tiny-solver"] == 48
-    assert full.arena.storage.bytes_zeroed == zeroed
-    full.fill()
-    assert full.arena.storage.bytes_zeroed > zeroed
-    monkeypatch.setattr(full, "settle", lambda: None)
-    with pytest.raises(AssertionError, match="tiny-prm holds more than its split"):
-        full.resplit(0.7)
-
-
 def test_an_arena_is_set_against_pools_of_their_own_which_do_all_their_work_too(monkeypatch):
     """Guards the pairing, the lower bound's row, and the side that takes more steps."""
     made = []
@@ -132,52 +95,6 @@ def test_an_arena_is_set_against_pools_of_their_own_which_do_all_their_work_too(
     steps = [len(each.trace.steps) for each in made]
     assert steps[0] < steps[2], "the LLM's"
     assert not any(each.has_work for each in made)
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """Two tiny problems, four beams, little memory."""
-    monkeypatch.setattr(search, "BLOCKS", 512)
-    return make_workload("tiny-solver", limit=2, n=4, beam_width=2, max_depth=4)
-
-
-def test_with_reuse_the_prm_computes_what_is_distinct(small):
-    """Guards the target of the record: at most 1.1 distinct tokens, and less than without."""
-    (prm,) = fork_rows(small)
-    assert prm.value <= 1.1
-    assert prm.value < prm.peer_value
-    assert prm.ratio == pytest.approx(prm.peer_value / prm.value)
-    assert prm.spread[0] <= prm.value <= prm.spread[1]
-
-
-def test_two_different_searches_are_not_compared(small, monkeypatch):
-    """Guards the rows: tokens saved mean nothing if the search has become another."""
-    searched, seeds = search.searched, iter((0, 1))
-    other = lambda workload, llm, prm, seed: searched(workload, llm, prm, next(seeds))  # noqa: E731
-    monkeypatch.setattr(memory, "searched", other)
-    with pytest.raises(WorkbenchError, match="samples other tokens"):
-        next(fork_rows(small))
-
-
-def test_beams_share_the_blocks_of_their_path_and_nothing_else():
-    """Guards the count behind kv_beams_saving, on beams whose blocks can be counted by hand."""
-    path = list(range(100, 101 + 2 * BLOCK_SIZE))
-    alike = [(path, [7] * BLOCK_SIZE), (path, [7] * BLOCK_SIZE)]
-    assert blocks_used(alike) == 2 + 2 + 2  # the path's full blocks once, the rest though equal
-    assert blocks_used([([1, 2], [3]), ([4, 5], [6])]) == 2  # nothing in common
-
-
-def test_the_longest_beams_of_a_search_share_their_past():
-    """Guards that they are all n, with all they grew from, of the last iteration that has n."""
-    workload = make_workload("tiny-solver", limit=2, n=8, beam_width=4, max_depth=6)
-    rows = {row.name: row for row in beam_rows(workload, "16MiB", 0)}
-    assert list(rows) == ["kv_beams_saving", "kv_beams_over_distinct"]
-    assert all(row.value >= 1 for row in rows.values())
-    nodes = [("a", "", 1, (1,)), ("b", "", 1, (2,)), ("aa", "a", 2, (3,) * 9)]
-    tree = pd.DataFrame(nodes, columns=["node_id", "parent_id", "depth", "token_ids"])
-    assert longest_beams(tree, [5], 2) == [([5], [1]), ([5], [2])]
-    assert longest_beams(tree, [5], 1) == [([5, 1], [3] * 9)]
-    assert longest_beams(tree, [5], 3) == []
 
 
 def test_a_start_is_measured_in_a_fresh_process():

@@ -37,7 +37,7 @@ def test_the_rows_of_a_small_run(monkeypatch) -> None:
     monkeypatch.setitem(replay.THESIS_PROBLEMS, "quick", 1)
     monkeypatch.setattr(replay, "WIDTHS", (4,))
     rows = {row.name: row for row in replay.run("quick")}
-    names = {"replay_s", "replay_over_simulated", "block_op_us", "miss_ratio_s"}
+    names = {"replay_s", "replay_over_simulated", "miss_ratio_s"}
     names |= {"throughput_mean_error", "throughput_worst_error", "events_identical"}
     assert names <= rows.keys()
     assert rows["events_identical"].value == 1.0

@@ -25,7 +25,7 @@ def test_searches_that_are_disturbed_all_the_time_break_nothing(workload, monkey
     assert rows["full_disks"].value == 1
     assert rows["broken_laws"].value == rows["differing_nodes"].value == 0
     assert rows["differing_nodes"].repeats > 0
-    assert rows["rss_growth"].value < 0.1 and rows["rss_slope"].unit == "B/h"
+    assert rows["rss_growth"].value < 0.1
 
 
 @pytest.mark.parametrize("what", ["law", "node"])

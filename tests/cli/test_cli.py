@@ -11,7 +11,7 @@ import pytest
 
 from tests.experiments.fakes import IDENTITY, store_fake
 from workbench.bench.record import Row
-from workbench.cli import main, tools
+from workbench.cli import main
 from workbench.cli.options import key_values
 from workbench.errors import ConfigError, ModelError
 from workbench.experiments.provenance import this_code
@@ -115,7 +115,7 @@ def bench(monkeypatch, tmp_path):
             yield from rows
 
         module = SimpleNamespace(MODE={"batch_invariant": True}, run=run)
-        monkeypatch.setattr(tools, "import_module", lambda name: module)
+        monkeypatch.setattr("workbench.bench.import_module", lambda name: module)
         file = tmp_path / "engine.json"
         status = main(["bench", "engine", "--json", str(file), *options])
         return status, json.loads(file.read_text())

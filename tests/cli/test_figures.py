@@ -215,7 +215,7 @@ def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):
     assert calls[2][1][2] == {"runs_dir": str(tmp_path), "stale_ok": True}
     for file in notebook_files():
         text = file.read_text()
-        kinds = "sweep|replayed|rungs|strategies|(?:ablation|batches|policies)(?:_replayed)?"
+        kinds = "study|sweep|replayed|rungs|ablation_replayed|(?:batches|policies)(?:_replayed)?"
         studies = re.findall(rf" \*?run_(?:{kinds})\(", text)
         assert text.count("stale_ok=stale_ok") == len(studies), file.name
 

@@ -97,6 +97,7 @@ def test_weights_of_another_model_are_refused(engine):
         ({"params": None}, "give SamplingParams"),
         ({"prompt": [1.5, 2.0]}, "token ids are .1.5, 2.0.; allowed: whole numbers"),
         ({"prompt": 7}, "token ids are 7"),
+        ({"prompt": b"3+4"}, "give text, or a list of token ids"),
         ({"prompt": []}, "empty"),
         ({"prompt": [0] * 2048}, "2047"),
         ({"prompt": [0, 10**6]}, "vocabulary"),

@@ -35,9 +35,10 @@ def search(llm, prm, **settings):
     return run_search(load_problems("tiny", 3), **given | settings)
 
 
-def test_the_tree_is_ours(ours, theirs):
-    """Node by node; a node that differs was sampled at a near tie. Greedy: the next test."""
-    mine, other = (search(*pair, temperature=0.8) for pair in (ours, theirs))
+@pytest.mark.parametrize("temperature", [0.8, 0.0])
+def test_the_tree_is_ours(ours, theirs, temperature):
+    """Node by node; a node that differs was sampled at a near tie."""
+    mine, other = (search(*pair, temperature=temperature) for pair in (ours, theirs))
     columns = ["problem_id", "node_id", "token_ids", "finish_reason", "kept"]
     trees = [found.tree[columns].to_dict("records") for found in (mine, other)]
     if trees[0] != trees[1]:

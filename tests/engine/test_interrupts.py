@@ -313,6 +313,34 @@ def test_of_prompts_that_are_refused_none_is_queued_and_nothing_is_computed_agai
     assert engine.trace.steps["prefill_tokens"][steps:].sum() == 0
 
 
+def test_what_is_computed_again_was_admitted_once(small_model, monkeypatch) -> None:
+    """Guards the trace after an interrupt: queue time and look-ups are those of the admission."""
+    engine = alone(small_model)[0]
+    number = started(engine)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.executor, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    only(engine, number)
+    row = engine.trace.requests.set_index("request_id").loc[number]
+    assert row["arrival_s"] <= row["scheduled_s"] <= row["first_token_s"]
+    assert engine.trace.steps["query_tokens"].sum() == len(PROMPTS[0])
+
+
+def test_what_is_no_token_is_refused_before_anything_is_forgotten(small_model) -> None:
+    """Guards what runs, which a half-done change would have computed again."""
+    engine = alone(small_model)[0]
+    number, steps = started(engine), len(engine.trace.steps)
+    with pytest.raises(PromptError, match="allowed: whole numbers"):
+        engine.forget([[1, "2"]])
+    only(engine, number)
+    assert engine.trace.steps["prefill_tokens"][steps:].sum() == 0
+
+
 @pytest.mark.parametrize("make", [alone, in_arena])
 def test_a_stream_that_garbage_collection_closes_within_a_step(
     small_model, make, monkeypatch

@@ -17,8 +17,9 @@ import pytest
 
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
+from workbench.engine.executor import Executor
 from workbench.engine.memory import block_shape
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 from workbench.search.prm import PRM
@@ -155,6 +156,21 @@ def test_an_engine_that_does_not_fit_its_arena_is_refused(
     """Guards the promise of a floor, and blocks read as another model's."""
     with pytest.raises(ConfigError, match=message):
         Engine(LLM, arena=make_arena(), **{**LIMITS, **settings})
+
+
+def test_an_engine_that_could_not_be_made_leaves_its_name(monkeypatch) -> None:
+    """Guards the next cell of a notebook, where the traceback keeps the first engine alive."""
+
+    def full(self: Executor, *_: Any, **__: Any) -> None:
+        raise MemoryError("no room for buffers")
+
+    arena = make_arena()
+    with monkeypatch.context() as patch:
+        patch.setattr(Executor, "record_steps", full)
+        with pytest.raises((MemoryError, OutOfMemory)) as caught:
+            Engine(LLM, arena=arena, **LIMITS)
+    assert Engine(LLM, arena=arena, **LIMITS).generate([[5] * 4], PARAMS)
+    assert caught.tb is not None
 
 
 def test_two_engines_of_one_name_are_refused_while_both_live() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.experiments.fakes import fake_result
 from workbench.experiments import rows as views
-from workbench.experiments.claims import ablation_claims, batching_claim, finishing_claim
+from workbench.experiments.claims import batching_claim, finishing_claim
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.runs import RunResult, compare
 from workbench.experiments.settings import (
@@ -16,13 +16,15 @@ from workbench.experiments.settings import (
     LAST_TWO,
     MODIFICATIONS,
     AblationPlan,
+    ablation_runs,
     sweep_config,
 )
 from workbench.experiments.statistics import WORK
-from workbench.experiments.study import figures_home, preview, profile_figures, run_ablation
+from workbench.experiments.study import figures_home, preview, profile_figures, run_study
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
 PLAN = AblationPlan(4, (1,), num_seeds=2, queue_problems=5)
+RUNS, HOW = ablation_runs(CONFIG, PLAN), {"plan": PLAN, "progress": False}
 SLOWER = dict(zip(MODIFICATIONS, (8.0, 4.0, 2.0, 1.0, 1.0, 3.0)))
 """How many times the seconds of the last each fake takes; the last two do one work."""
 
@@ -50,7 +52,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def study(root):
-    return run_ablation(CONFIG, PLAN, root, execute=one_by_one(fake_run), progress=False)
+    return run_study(CONFIG, RUNS, root, execute=one_by_one(fake_run), **HOW)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_nodes_are_compared_token_by_token(study, tmp_path):
         nodes.loc[nodes.index[1], "score"] = 7.0
         return RunResult(found.measured, dict(found.tables) | {"nodes": nodes})
 
-    other = run_ablation(CONFIG, PLAN, tmp_path, execute=one_by_one(changed), progress=False)
+    other = run_study(CONFIG, RUNS, tmp_path, execute=one_by_one(changed), **HOW)
     for one, expected in ((study, 0), (other, 4)):
         pairs = [pair for pair in views.steps_up(one) if pair[1] != LAST_TWO[1]]
         found = views.differing_nodes(one, pairs)
@@ -140,14 +142,6 @@ def test_c8_is_a_rule_over_the_accuracy_gained_at_the_greatest_limit():
     assert "+0.70 at a limit of 4 steps; +0.00 at a limit of 40 steps [-0.45, 0.45]" in same.number
     more = finishing_claim(rows.assign(value=[0.5, 0.5, 0.5, 0.6], num_problems=5))
     assert more.verdict == "fails"
-
-
-def test_both_claims_are_judged_of_the_study_s_own_rows(study, rows):
-    found = ablation_claims(study)
-    judged = [judge(rows.assign(num_problems=PLAN.num_problems)).number
-              for judge in (batching_claim, finishing_claim)]  # fmt: skip
-    assert [claim.number for claim in found] == judged
-    assert {claim.key for claim in found} == {"C7", "C8"}
 
 
 def test_its_slow_settings_disturb_neither_comparison_nor_forecast_and_its_home_is_its_own(

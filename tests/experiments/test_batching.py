@@ -83,8 +83,8 @@ def test_balance_is_steps_over_busy_seconds_and_waste_by_block_size(study):
 
 def test_what_was_asked_stands_on_the_figure(study):
     said = cells_provenance(study.all_runs)
-    assert "requests of one search of 2 problems (40 of the LLM and 40 of the PRM" in said
-    assert "1 in 2" in said and "each cell 2 times" in said
+    assert "requests of one search of 2 problems, 40 to the LLM and 40 to the PRM" in said
+    assert "one in 2 of them" in said and "each setting 2 times" in said
 
 
 @pytest.fixture(scope="module")

@@ -49,8 +49,7 @@ from workbench.experiments.settings import (
 )
 from workbench.experiments.study import (
     provenance,
-    provenance_of_rungs,
-    provenance_replayed,
+    provenance_of,
     run_ablation_replayed,
     run_policies,
     run_policies_replayed,
@@ -236,7 +235,7 @@ def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) 
     for engine in ("llm", "prm"):
         left = runs[f"{engine}_bytes"] - runs[f"{engine}_weights_bytes"]
         assert (runs[f"{engine}_blocks"] == left // runs[f"{engine}_block_bytes"]).all()
-    text = provenance_replayed(replayed)
+    text = provenance_of(replayed)
     assert REPLAYED in text and "Nothing was run: tokens are MATH-500's lengths" in text
     assert "simulated NVIDIA A100 40 GB" in text
 
@@ -258,7 +257,7 @@ def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(folder)
     assert set(rows["rung"]) == {RECORDED}
     lost = lost_time_rows(study)
     assert accounted(lost).between(0.999, 1.001).all(), "a replay has steps alone"
-    assert "a recorded search's" in provenance_of_rungs([study])
+    assert "a recorded search's" in provenance_of(study)
 
 
 def test_what_a_replay_tells_of_the_ablation_is_its_speed(folder) -> None:

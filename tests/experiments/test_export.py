@@ -134,10 +134,11 @@ def test_captions_compile():
 
 
 def test_a_float_is_at_print_size_with_a_short_title_and_what_was_measured_apart():
-    """No width that overfills a narrower text; one command leaves the second paragraph out."""
+    """No width that overfills a narrower text; only one command brings the second paragraph."""
     text = tex(drawn(), "memory_split")
     assert "\\makebox[\\linewidth]{\\includegraphics{memory_split.pdf}}" in text
-    assert "\\caption[{Throughput against the memory split}]{Throughput of the search" in text
+    assert "[{Throughput against the memory split}]{\\footnotesize Throughput of the search" in text
+    assert text.startswith("\\providecommand{\\provenance}[1]{}\n")
     assert "Bars" in text.split("\\provenance{")[0]  # of the caption itself
     assert synthetic.PROVENANCE[:9] in text.split("\\provenance{")[-1]
     depth = [text[:at].count("{") - text[:at].count("}") for at in range(len(text))]

@@ -16,9 +16,9 @@ from workbench.config import STRATEGIES
 from workbench.experiments import claims, report
 from workbench.experiments import rows as views
 from workbench.experiments.execute import REPLAYED, one_by_one
-from workbench.experiments.settings import StrategyPlan, sweep_config
+from workbench.experiments.settings import StrategyPlan, strategy_runs, sweep_config
 from workbench.experiments.statistics import wilson
-from workbench.experiments.study import run_strategies
+from workbench.experiments.study import run_study
 
 ROOT = Path(__file__).parents[2]
 COSTS = {
@@ -74,11 +74,16 @@ def admitted(spec):
     return replace(run, tables={**run.tables, **own})
 
 
+def carried_out(config, plan, place, run):
+    """Every strategy, with a function in place of searches."""
+    execute, runs = one_by_one(run), strategy_runs(config, plan)
+    return run_study(config, runs, place, plan=plan, execute=execute, progress=False)
+
+
 def test_strategies_are_compared_over_all_levels_and_over_the_easier_and_the_hard_ones(tmp_path):
     """Accuracy and tokens of each strategy and number of beams; problems, not seeds, are trials."""
     config, plan = sweep_config("quick", n=4, seeds=(0, 1)), StrategyPlan(10, (4, 8), 2)
-    execute = one_by_one(admitted)
-    study = run_strategies(config, plan, tmp_path, execute=execute, progress=False)
+    study = carried_out(config, plan, tmp_path, admitted)
     rows = views.strategy_rows(study)
     assert len(rows) == 3 * 2 * len(STRATEGIES) == rows.drop_duplicates().shape[0]
     found = rows[(rows["strategy"] == "dvts") & (rows["n"] == 8)].set_index("levels")
@@ -109,8 +114,7 @@ def searched(spec):
 def strategies(tmp_path_factory):
     """Of 40 problems with 4 beams, of the first 20 with 8."""
     config, plan = sweep_config("quick", seeds=(0,)), StrategyPlan((40, 20), (4, 8), 1)
-    place, execute = tmp_path_factory.mktemp("strategies"), one_by_one(searched)
-    return run_strategies(config, plan, place, execute=execute, progress=False)
+    return carried_out(config, plan, tmp_path_factory.mktemp("strategies"), searched)
 
 
 def test_a_strategy_is_told_from_the_best_by_their_difference_problem_by_problem(strategies):

@@ -52,6 +52,16 @@ def test_an_unknown_profile_names_the_nearest():
         sweep_config("quik")
 
 
+def test_few_beams_alone_are_few_children_too() -> None:
+    """n = 2 of any strategy needs no second setting; what was given is taken at its word."""
+    for strategy in STRATEGIES:
+        config = sweep_config("quick", strategy=strategy, n=2)
+        assert (config.n, config.beam_width) == (2, 2)
+    assert sweep_config("quick", n=8).beam_width == 4
+    with pytest.raises(ConfigError, match=r"beam_width is 4; allowed: <= n \(2\)"):
+        sweep_config("quick", n=2, beam_width=4)
+
+
 def test_every_share_and_seed_once_in_shuffled_but_fixed_order_and_sentinels_between():
     config = sweep_config("full")
     planned, other = split_runs(config), split_runs(replace(config, order_seed=1))

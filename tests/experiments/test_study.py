@@ -19,7 +19,6 @@ from workbench.experiments.study import (
     provenance,
     provenance_here,
     provenance_of,
-    provenance_of_rungs,
     remarks,
     run_sweep,
 )
@@ -245,10 +244,9 @@ def test_a_figure_of_runs_of_several_commits_says_so_on_its_face(tmp_path):
     text = provenance(pd.concat([clean, clean.assign(git_dirty=True)]))
     assert "; runs of 2 commits: aaaaaaaaa, aaaaaaaaa+c0de." in text
     first, second = OfCommit("a" * 40), OfCommit("b" * 40)
-    assert "commits" not in provenance_of_rungs([first, first])
-    assert "All panels: runs of 2 commits: aaaaaaaaa, bbbbbbbbb." in provenance_of_rungs(
-        [first, second]
-    )
+    assert "commits" not in provenance_of(first, first)
+    together = provenance_of(first, second)
+    assert "All panels: runs of 2 commits: aaaaaaaaa, bbbbbbbbb." in together
     fig = memory_split(split_rows(one), text)
     lines = [each.text for each in fig.layout.annotations if each.name == "provenance"]
     assert "aaaaaaaaa+c0de" in lines[0]
@@ -292,8 +290,8 @@ def test_a_figure_names_the_machine_the_rung_and_the_one_seed_that_is_drawn():
     other = provenance_here("dummy:llama-3.2-1b", "tiny-prm", "one problem")
     assert "(dummy weights); one problem; " in other
     assert machine_facts()["cpu"] in other
-    assert "4 problems, seed 0 of 2 seeds" in provenance_of(FakeSweep(), 0)
-    assert "4 problems, 1 seed," in provenance_of(FakeSweep(seeds=(0,)), 0)
+    assert "4 problems, seed 0 of 2 seeds" in provenance_of(FakeSweep(), seed=0)
+    assert "4 problems, 1 seed," in provenance_of(FakeSweep(seeds=(0,)), seed=0)
     text = provenance_of(FakeSweep())
     for part in ("tiny-solver", "tiny-prm", "measured tiny", "64.0 MiB", "4 problems, 2 seeds"):
         assert part in text

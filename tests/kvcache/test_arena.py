@@ -101,6 +101,9 @@ def test_shares_and_shapes_that_cannot_be_are_refused() -> None:
             arena.resplit(share)
     with pytest.raises(OutOfMemory, match="'prm' would have 1 pages; one request needs 2"):
         arena_of(kv_share=0.95)
+    for given in ("0.3", [0.3]):
+        with pytest.raises(ConfigError, match="allowed: the first model's share"):
+            arena_of(kv_share=given)
 
 
 THIRD = BlockShape("third", 2, 256, floor_blocks=2)  # 1 block a page, floor of 2 pages

@@ -23,7 +23,7 @@ def part_rows():
         lacks = {("llm", 0.04): 2.5, ("prm", 0.65): 4.5}.get((model, share), 0)
         own = {"how": how, "model": model, "name": f"{how}-{model}", "llm_share": share}
         own |= {"budget_bytes": part * total * unit, "lacks_bytes": lacks * unit}
-        own |= {"fits": 0.05 < share < 0.6, "in_total": how == "computed"}
+        own |= {"fits": 0.05 < share < 0.6}
         own |= {"llm_kv_tokens": 1000 * share, "prm_kv_tokens": 4000 * (1 - share)}
         rows += [own | {"part": p, "bytes": size * unit} for p, size in sizes.items()]
     return pd.DataFrame(rows)

@@ -138,6 +138,14 @@ def test_each_number_is_a_row_of_the_replays(found) -> None:
     )
 
 
+def test_a_change_that_cannot_be_is_told_and_the_rest_is_advised() -> None:
+    """Guards a question refused for twice its sequences, more than the tokens of a step."""
+    found = workbench.advise(*TINY, **SMALL | {"max_num_seqs": 256, "n": 4, "in_flight": 4})
+    (told,) = (note for note in found.notes if note.startswith("max_num_seqs 512 was not replayed"))
+    assert "256" in told
+    assert {"max_num_seqs 128", "in_flight 2", "n 2"} <= set(found.changes["what"])
+
+
 def test_flags_are_the_recommended_share_in_each_engines_terms() -> None:
     """vLLM's of the whole device, SGLang's of what is free as it starts; KV in bytes and tokens."""
     asked = Question("llama-3.2-1b", "llama-3.1-8b-prm", "a100-40", "36GiB", n=1, in_flight=1)

@@ -7,6 +7,7 @@ import pytest
 
 from workbench.bench.search import PLANS, make_recording
 from workbench.errors import ConfigError, RecordingError
+from workbench.experiments.settings import VOTE_ONLY
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
 from workbench.replay.simulator import replay
@@ -23,6 +24,7 @@ from workbench.replay.workload import (
 )
 from workbench.search.recording import read_recording, write_recording
 from workbench.search.result import node_id
+from workbench.search.variants import STRATEGIES
 
 LARGEST_BYTES = 3_000_000  # of all recordings in the package
 DATA = Path(__file__).parents[1] / "data"
@@ -104,16 +106,18 @@ def test_assumptions_do_what_they_say() -> None:
 def test_every_recording_is_planned_and_described() -> None:
     """Made again by name, named by the card, small, as planned, with the models' shapes."""
     names = recording_names()
-    assert len(names) >= 7
+    assert set(names) == set(PLANS)
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in card for name in names)
     assert sum(recording_path(name).stat().st_size for name in names) < LARGEST_BYTES
     for name in names:
         found, plan = load_recording(name), PLANS[name]
         assert len(found.problems) == plan.problems
-        assert found.settings.strategy_settings["n"] == plan.n
-        assert found.settings.strategy_settings["beam_width"] == plan.beam_width
-        assert all(problem.steps and problem.solutions for problem in found.problems)
+        kind, settings = STRATEGIES[plan.strategy], found.settings.strategy_settings
+        assert (found.settings.strategy, settings["n"]) == (kind.__name__, plan.n)
+        assert settings.get("beam_width", plan.beam_width) == plan.beam_width
+        is_scored = plan.strategy not in VOTE_ONLY
+        assert all(p.steps and bool(p.solutions) == is_scored for p in found.problems)
         assert all(engine.spec and engine.weight_bytes for engine in (found.llm, found.prm))
         if name in ("tiny-16-n4", "smollm2-n4"):  # replays to its own tree
             nodes = replay(found, PRESETS["h100"]).trace.nodes

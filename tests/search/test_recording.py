@@ -94,6 +94,23 @@ def test_a_search_that_fails_leaves_the_old_file(fake_engine, tmp_path) -> None:
     assert os.listdir(tmp_path) == ["search.parquet"]
 
 
+def test_of_a_search_that_fails_the_answered_problems_are_recorded(fake_engine, tmp_path) -> None:
+    """As the whole search has them, in a file of its own, which reads like any."""
+    path, part = tmp_path / "search.parquet", tmp_path / "search.partial.parquet"
+    search(fake_engine, path)
+    whole, content = read_recording(path), path.read_bytes()
+
+    def stop(progress) -> None:
+        if progress.answered:
+            raise RuntimeError("the server is gone")
+
+    with pytest.raises(RuntimeError, match="is gone") as caught:
+        search(fake_engine, path, on_round=stop)
+    kept = read_recording(part).problems
+    assert [each.problem.id for each in kept] == list(caught.value.result.problems["problem_id"])
+    assert set(kept) < set(whole.problems) and path.read_bytes() == content
+
+
 def test_a_flipped_byte_is_noticed(fake_engine, tmp_path) -> None:
     """Whichever byte of the file changed: it is refused, or it meant nothing."""
     path = tmp_path / "search.parquet"

@@ -7,8 +7,9 @@ from itertools import count
 import pytest
 
 from tests.search.conftest import tree
+from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
 from workbench.search.search import Search, run_search
@@ -151,6 +152,46 @@ def test_what_ends_a_search_has_the_problems_answered_before(given, what):
         assert len(found.trace.nodes) == len(found.tree) and len(found.trace.steps)
     llm.fail_on = None
     assert tree(run_search(problems, **engines)) == tree(whole)
+
+
+def test_answers_that_cannot_be_compared_hide_no_error_and_lose_no_search(given):
+    """Guards a search that is over against a missing package: what it found can be read later."""
+    problems, able = load_problems("tiny", limit=3), []
+
+    def same(one, other):
+        if not able:
+            raise WorkbenchError("comparing needs a package")
+        return one == other
+
+    search = Search(problems, same=same, **given())
+    with pytest.raises(WorkbenchError, match="needs a package") as caught:
+        search.play()
+    (note,) = caught.value.__notes__
+    assert caught.value.result is None and "3 of 3" in note and "needs a package" in note
+    able.append(True)
+    assert len(caught.value.search.result().problems) == 3
+
+    def stop(progress):
+        if progress.answered:
+            raise RuntimeError("the network is gone")
+
+    able.clear()
+    with pytest.raises(RuntimeError, match="the network is gone"):
+        Search(problems, same=same, on_round=stop, **given()).play()
+
+
+def test_requests_of_others_are_refused_and_not_lost(given):
+    """A search steps its engines to their end, so an output of another would come to nobody."""
+    engines = given()
+    llm = engines["llm"] = Engine("tiny-solver", **LIMITS)
+    asked = llm.add("3+4=", SamplingParams(max_tokens=2))
+    with pytest.raises(ConfigError, match=r"none of this search's.*or abort"):
+        run_search(load_problems("tiny", limit=1), **engines)
+    outputs = []
+    while llm.has_work:
+        outputs += llm.step()
+    assert [output.request_id for output in outputs] == [asked]
+    assert run_search(load_problems("tiny", limit=1), **engines).answers
 
 
 def test_a_partial_result_is_there_while_the_search_goes_on(given):

@@ -1,5 +1,6 @@
 """The switches of a search: the same tokens with each and all, and what each does beside."""
 
+from functools import partial
 from itertools import groupby, pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
 from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch
+from workbench.search.variants import DVTS, Lookahead
 
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 384}
 ALL = {"problem_batching": "adaptive", "forget_pruned": True, "request_order": "prefix"}
@@ -34,9 +36,9 @@ def engines(num_blocks):
     return [Engine(f"tiny-{n}", num_blocks=num_blocks, **LIMITS) for n in ("solver", "prm")]
 
 
-def search(llm, prm, problems=2, **switches):
+def search(llm, prm, problems=2, strategy=BeamSearch, **switches):
     """A few problems, four beams, a few steps."""
-    strategy = BeamSearch(n=4, beam_width=2, max_depth=5)
+    strategy = strategy(n=4, beam_width=2, max_depth=5)
     given = {"llm": llm, "prm": PRM(prm), "strategy": strategy, "min_problem_batch": 2}
     return run_search(load_problems("tiny", problems, levels=[3]), **given | switches)
 
@@ -80,12 +82,13 @@ def test_a_tight_cache_loses_less_when_some_problems_wait():
     assert again[1] < again[0] / 2
 
 
-def test_dropped_beams_leave_the_caches_and_nothing_is_asked_for_again():
+@pytest.mark.parametrize("strategy", [BeamSearch, DVTS, Lookahead, partial(Lookahead, lookahead=2)])
+def test_dropped_beams_leave_the_caches_and_nothing_is_asked_for_again(strategy):
     """With ample memory, what was forgotten is never missed, and little is left at the end."""
     left = {}
     for forgets in (False, True):
         pair = engines(900)
-        steps = search(*pair, forget_pruned=forgets).trace.steps
+        steps = search(*pair, strategy=strategy, forget_pruned=forgets).trace.steps
         assert steps["recomputed_tokens_evicted"].sum() == 0
         assert steps["thrashed"].sum() == 0
         left[forgets] = [engine.cache.num_cached for engine in pair]

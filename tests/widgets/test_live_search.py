@@ -176,12 +176,29 @@ def test_a_fault_in_some_step_is_told_and_leaves_the_engines_free(
     assert ls.different_nodes(undisturbed, live.wait()) == 0
 
 
+def test_a_stopped_search_keeps_what_it_answered(pair):
+    """What `wait` raises has the problems answered by then, as `run_search`'s error has."""
+    live = small(pair)
+    live.start()
+    while not live.snapshot().answered and live.wait_for_steps(1):
+        pass
+    live.stop()
+    with pytest.raises(ls.SearchStopped) as caught:
+        live.wait()
+    kept = caught.value.result.problems
+    assert live.state == "stopped" and len(kept) == live.snapshot().answered
+    assert f"{len(kept)} of 3 problems" in caught.value.__notes__[0]
+    assert_at_rest(live)
+
+
 def test_what_cannot_be_is_refused_while_it_runs(pair):
     """A second start of the pair is refused by name; a split below a floor too, and marked."""
     live, other = small(pair), small(pair)
     with pytest.raises(ConfigError, match="was not started"):
         live.wait()
     live.start()
+    with pytest.raises(ConfigError, match="requests of another search"):
+        other.start()  # before the first has asked anything
     live.wait_for_steps(2)
     answer = live.resplit(0.02)
     assert answer.refused and "one request needs" in answer.reason

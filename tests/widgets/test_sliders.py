@@ -1,5 +1,7 @@
 """The sliders of 02, 03 and 06: they stand on what was measured, and say what that is."""
 
+from functools import partial
+
 import pytest
 
 from tests.experiments.fake_sweep import SHARES, FakeSweep
@@ -29,6 +31,12 @@ def lost(rows):
     """Evicted tokens cost a second at every share, of ten."""
     one = rows.drop_duplicates("llm_share")[["llm_share", "llm_kv_tokens", "prm_kv_tokens"]]
     return one.assign(part="recomputed_evicted", seconds=1.0, wall_s=10.0)
+
+
+@pytest.fixture
+def by_share(readings):
+    draw = partial(sliders.split_drawing, readings)
+    return partial(sliders.share_slider, "02_memory_split", "split_slider", readings, draw)
 
 
 def rings(fig):
@@ -81,27 +89,23 @@ def test_a_step_is_read_as_it_was_recorded(sweep):
         sliders.occupancy_drawing(rows.iloc[:0], 0.5, 0)
 
 
-def test_a_moved_slider_moves_figure_words_and_command(sweep, readings, rows, lost, open_front_end):
-    """All three widgets: the share is the nearest measured one, the command runs the notebook."""
+def test_a_moved_slider_moves_figure_words_and_command(sweep, by_share, open_front_end):
+    """Both widgets: the share is the nearest measured one, the command runs the notebook."""
     open_front_end()
     given = {"profile": "quick", "shares": [0.3, 0.5], "prm": None}
-    share, words, *_, copy = sliders.split_slider(readings, share=0.3, **given).children
+    share, words, *_, copy = by_share(0.3, **given).children
     share.typed.value = 0.21
     assert share.value == 0.2 and "At a share of 0.20" in words.value
     told = "-y 'profile: \"quick\"' -y 'shares: [0.3, 0.5]' -y 'prm: null' -y 'slider_share: 0.2'"
     assert copy.value.endswith(told)
-    share, words, *_, copy = sliders.thrash_slider(rows, lost).children
-    assert share.value == max(SHARES)
-    share.slider.value = 0.2
-    assert "At a share of 0.20" in words.value and copy.value.endswith("-y 'slider_share: 0.2'")
+    assert by_share().children[0].value == max(SHARES)
     share, step, words, *_, copy = sliders.occupancy_slider(sweep, 0.3).children
     step.typed.value, share.slider.value = 4, 0.5
     assert "share of 0.50, step 4 of" in words.value
     assert copy.value.endswith("-y 'upper_share: 0.5'")
 
 
-def test_no_slider_where_it_cannot_be_moved(sweep, readings, rows, lost, open_front_end):
+def test_no_slider_where_it_cannot_be_moved(sweep, by_share, open_front_end):
     """Under papermill the sentence stands in its place."""
-    assert sliders.split_slider(readings).startswith("At a share of 0.30")
-    assert sliders.thrash_slider(rows, lost).endswith(f"(10.0%). {NOT_LIVE}")
+    assert by_share(0.3).startswith("At a share of 0.30") and by_share().endswith(NOT_LIVE)
     assert sliders.occupancy_slider(sweep, 0.3) == NOT_LIVE

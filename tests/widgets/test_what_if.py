@@ -198,12 +198,13 @@ def test_pinned_curves_stay_up_to_three(by_hand):
     by_hand(moves)
 
 
-def test_without_a_front_end_a_sentence_stands_in(open_front_end, position):
+def test_without_a_front_end_a_sentence_stands_in(open_front_end, position, infos, monkeypatch):
     """Under papermill no widget is built, and no process started."""
+    monkeypatch.setattr(r, "find_recordings", lambda names=(OTHER,): {n: infos[n] for n in names})
     assert w.what_if() == NOT_LIVE
 
     async def shown():
-        return w.what_if([SMALL], position).children
+        return w.what_if(position).children
 
     open_front_end()
     assert asyncio.run(shown())

@@ -61,7 +61,7 @@ def test_a_calibrated_device_is_offered_beside_the_presets(tmp_path, monkeypatch
 
 def test_recordings_are_found_by_name_and_by_file(info):
     """A name the package does not have is refused, none at all too; a file's is absolute."""
-    assert "n = 4, beam width 4, 16 problems" in str(info)
+    assert "BeamSearch, n = 4, beam width 4, 16 problems" in str(info)
     with pytest.raises(RecordingError, match="tiny-16-n4"):
         r.find_recordings(["tiny-16-n5"])
     with pytest.raises(ConfigError, match="workbench record"):

@@ -1,18 +1,23 @@
 """Benchmarks: how fast, how good, how sameness holds; one module a question, one record a run.
 
-Here is which sources a record is of, and so which records the code has changed under. A benchmark
-is a module with `run(**options) -> Iterator[Row]` and how it was run, MODE or `mode_of(settings)`;
-`workbench bench` (cli/tools.py) has its name and options, SOURCES what bears on its numbers.
+Here is how one is run, which sources a record is of, and so which records the code has changed
+under. A benchmark is a module with `run(**options) -> Iterator[Row]` and how it was run, MODE or
+`mode_of(settings)`; `workbench bench` (cli/tools.py) has its name and options, SOURCES what bears
+on its numbers.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from workbench.errors import ConfigError
 from workbench.experiments.provenance import (
     PACKAGE,
     code_digest,
@@ -21,6 +26,9 @@ from workbench.experiments.provenance import (
     project_root,
     unpacked,
 )
+
+if TYPE_CHECKING:
+    from workbench.bench.record import Row
 
 _GPU = "kernels/triton"  # of records made on a machine with a GPU only
 _KERNELS = (*(f"kernels/{n}.py" for n in ("__init__", "isa", "quantised", "reference")),
@@ -101,3 +109,73 @@ def doubted() -> Iterator[str]:
         if found := doubts(record):
             at = (record["git"]["commit"] or "no commit")[:12]
             yield f"{file.relative_to(reports)} ({at}): {'; '.join(found)}"
+
+
+def measure(
+    name: str, given: Mapping[str, Any], file: str | None, tell: Callable[[str], None]
+) -> list[Row]:
+    """Run a benchmark with these options: its rows, each told in a line as soon as it is measured.
+
+    The record is written to the file also of a run that Ctrl-C or SIGTERM breaks off. Raises
+    ConfigError, before it begins, for an option that it does not take.
+    """
+    from workbench.bench.record import joined, record, write_record  # noqa: PLC0415 - takes code_of
+
+    module = import_module(f"workbench.bench.{name}")
+    rows: list[Row] = []
+    settings = accepted(name, module.run, given)
+    mode, complete = mode_of(module, settings), False
+    joined(record(name, rows, mode), file or "")  # refused, and the code read, before it begins
+    # `timeout` sends SIGTERM: the benchmark ends as on Ctrl-C, its rows are written
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for row in module.run(**settings):
+            rows.append(row)
+            tell(line_of(row))
+        complete = True
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        if file and rows:
+            content = record(name, rows, mode | {"complete": complete})
+            tell(f"written: {write_record(content, file)}")
+    return rows
+
+
+def accepted(name: str, measured: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options this benchmark takes, defaults filled in; one it does not take is refused."""
+    known = {name: each.default for name, each in inspect.signature(measured).parameters.items()}
+    given = dict(given)
+    if "model" in given and "model" not in known:  # searches name two models, this is the first
+        given.setdefault("llm", given.pop("model"))
+    for each in given:
+        if each not in known:
+            takes = ", ".join(f"--{own}" for own in known)
+            raise ConfigError(f"bench {name} takes no --{each}; it takes {takes}.")
+    return known | given
+
+
+def mode_of(module: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """How it was run: the settings, and the module's mode_of(settings) or MODE.
+
+    A file is recorded by its name: records are public, and paths are of one machine.
+    """
+    own = module.mode_of(settings) if hasattr(module, "mode_of") else getattr(module, "MODE", {})
+    told = settings | own
+    for name, value in told.items():
+        if isinstance(value, str) and (Path(value).is_absolute() or Path(value).exists()):
+            told[name] = Path(value).name
+    return told
+
+
+def line_of(row: Row) -> str:
+    """One row as a line: name, value, peer and ratio, ceiling, spread."""
+    parts = [f"{row.name:32} {row.value:>12,.4g} {row.unit}"]
+    if row.ratio is not None:
+        parts.append(f"{row.ratio:.2f}x {row.peer} ({row.peer_value:,.4g})")
+    if row.share_of_ceiling is not None:
+        parts.append(f"{row.share_of_ceiling:.0%} of the ceiling")
+    if isinstance(row.spread, tuple):
+        parts.append(f"[{row.spread[0]:.3g}, {row.spread[1]:.3g}]")
+    elif row.spread is not None:
+        parts.append(f"± {row.spread:.2g}")
+    return "  ".join(parts)

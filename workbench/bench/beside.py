@@ -38,7 +38,8 @@ from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
 from workbench.errors import ConfigError, RemoteError
-from workbench.experiments.execute import make_search
+from workbench.experiments.execute import make_search, make_strategy
+from workbench.experiments.provenance import git_state
 from workbench.experiments.runs import sweep_problems
 from workbench.search.answers import check_choice
 
@@ -278,12 +279,14 @@ def by_search_and_learn(
         raise PeerError(f"there is no {source}; `make bench-peers PEERS={SEARCH_AND_LEARN}`")
     sizes: dict[str, Any] = {n: getattr(workload, n) for n in ("n", "beam_width", "temperature")}
     sizes |= {"top_p": workload.top_p, "approach": workload.strategy, "seed": seeds[0]}
-    sizes |= {"num_iterations": workload.max_depth, "max_tokens": workload.max_step_tokens}
+    most = getattr(make_strategy(workload), "max_tokens", workload.max_step_tokens)
+    sizes |= {"num_iterations": workload.max_depth, "max_tokens": most}
     sizes |= {"search_batch_size": 1} if workload.strategy == "beam_search" else {}
     sizes |= {"system_prompt": workload.system_prompt} if workload.system_prompt else {}
     settings = {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES, "config": sizes}
     settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtypes()[-1]}
     settings |= {"checkout": str(source), "packages": str(home / "packages")}
+    at = f", {SEARCH_AND_LEARN} {(git_state(source)['commit'] or 'of no commit')[:12]}"
     texts, every = [each.problem for each in sweep_problems(workload)], list[Measured]()
     with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings)) as peer:
         short = {"num_iterations": WARM_UP["max_depth"], "max_tokens": WARM_UP["max_step_tokens"]}
@@ -291,5 +294,5 @@ def by_search_and_learn(
         for seed in seeds:
             with peak_memory(own=False) as peak:
                 found = peer.ask({"problems": texts, "seed": seed}, "search")
-            every.append(Measured(peer.version, **found, peak_bytes=peak()))
+            every.append(Measured(peer.version + at, **found, peak_bytes=peak()))
     return every

@@ -16,7 +16,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -35,7 +35,6 @@ from workbench.engine.sampling import StopChecker
 from workbench.engine.scheduler import Scheduler
 from workbench.errors import OutOfMemory
 from workbench.experiments.provenance import counted, describe, machine_facts
-from workbench.experiments.settings import overridden
 from workbench.host import available_memory
 from workbench.kvcache.manager import KVCacheManager
 from workbench.models.loading import arithmetic_dtype, require_device
@@ -99,10 +98,6 @@ class GenerationPlan:
         drawn = np.random.default_rng(self.seed).integers(*ends, (count, 2)).tolist()
         return [(prompt, new) for prompt, new in drawn]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For the record of a figure."""
-        return asdict(self)
-
 
 PROFILES = {
     "quick": GenerationPlan("tiny-solver", stride=1, kv_memory="64MiB", batches=(1, 4, 16)),
@@ -110,11 +105,6 @@ PROFILES = {
     "full": GenerationPlan(stride=1, batches=(1, 4, 16, 64, 128, 256, 512), repeats=5),
 }
 PROFILES["thesis"] = replace(PROFILES["full"], device="cuda")
-
-
-def plan_of(profile: str, **changes: Any) -> GenerationPlan:
-    """The profile's plan; what is given and not None is changed. Raises ConfigError."""
-    return replace(PROFILES[profile], **overridden(changes))
 
 
 def provenance(plan: GenerationPlan, *notes: str) -> str:

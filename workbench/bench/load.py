@@ -13,7 +13,7 @@ import json
 import urllib.request
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from workbench.bench.record import meanwhile
 from workbench.bench.serve import Bodies, bodies_of, loads, metrics_of, ours, served, summary
 from workbench.config import AtLeastOne, check
 from workbench.experiments.provenance import describe, machine_facts
-from workbench.experiments.settings import overridden
 from workbench.models.registry import DUMMY, model_spec
 
 BLOCK_SIZE = 16
@@ -69,10 +68,6 @@ class LoadPlan:
         prompts = random.integers(0, model_spec(model).vocab, (count, self.prompt_tokens))
         return bodies_of(model, prompts, self.new_tokens)
 
-    def to_dict(self) -> dict[str, Any]:
-        """For the record of a figure."""
-        return asdict(self)
-
 
 TINY = LoadPlan("tiny-solver", f"{DUMMY}tiny-solver")
 PROFILES = {
@@ -81,11 +76,6 @@ PROFILES = {
     "full": LoadPlan(clients=(1, 4, 16, 64, 128), requests=256),
 }
 PROFILES["thesis"] = PROFILES["full"]
-
-
-def plan_of(profile: str, **changes: Any) -> LoadPlan:
-    """The profile's plan; what is given and not None is changed. Raises ConfigError."""
-    return replace(PROFILES[profile], **overridden(changes))
 
 
 def provenance(plan: LoadPlan, *models: str) -> str:

@@ -1,4 +1,4 @@
-"""What memory the engine takes: starts, beams that share their past, two models in one memory.
+"""What memory the engine takes: starts, an arena, two models in one memory.
 
 starts: from the call of Engine(MODEL, kv_memory=...) to the first token of a prompt of 8 tokens, in
 a process of its own, and the peak of resident memory over what was resident before. Not in it: what
@@ -6,18 +6,8 @@ a process of its own, and the peak of resident memory over what was resident bef
 (the start that compiles them is thrown away), weights, tokenizer, profiling pass. Cold: the model's
 files are dropped from the page cache first.
 
-beams: kv_beams_saving is the n beams of one problem, as a real search had them when they were
-longest, in one contiguous piece each of exactly its length over blocks with shared prefixes; each
-path is admitted, then its own step is room of its own, so equal steps of two beams count twice.
-kv_beams_over_distinct: what the blocks hold over the distinct tokens.
-
-forks: fork_prm_over_ideal, tokens the PRM computes over the distinct ones of each problem's inputs,
-partly filled blocks reused; the beginning that all problems share can make it less than 1.
-
-arena: re-splits of 10,000 blocks of the tiny pair, all pages held, a quarter of the blocks live and
-scattered, until pages and bytes lie where the split wants them (not the zeroing of pages, done when
-they are first taken); arena_vs_dedicated: the same requests by engines in an arena and by such with
-pools of their own of as many blocks, step by step in turns.
+arena: arena_vs_dedicated, the same requests by engines in an arena and by such with pools of their
+own of as many blocks, step by step in turns.
 
 sharing: every policy and static share at KV budgets of 0.5, 1 and 2 W, all settings of a budget and
 seed interleaved by rounds with the uncapped search that bounds them. Ratios are as measured;
@@ -31,12 +21,10 @@ import os
 import random
 import subprocess
 import sys
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, count, islice
+from itertools import chain
 from pathlib import Path
-from statistics import quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
@@ -45,41 +33,27 @@ import pandas as pd
 import torch
 
 from workbench.bench.record import Row, median_row
-from workbench.bench.search import (
-    BATCH,
-    TINY,
-    TINY_PRM,
-    make_workload,
-    ratio_row,
-    roomy_engine,
-    searched,
-)
-from workbench.config import SweepConfig
+from workbench.bench.search import TINY, TINY_PRM
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
-from workbench.errors import WorkbenchError
 from workbench.experiments import settings
 from workbench.experiments.rows import UNCAPPED_SETTING, bound_tokens_per_s, differing_nodes
-from workbench.experiments.runs import FINISHED, sweep_problems
+from workbench.experiments.runs import FINISHED
 from workbench.experiments.settings import ALL, ELASTIC, NONE, REFERENCE, STATIC, THESIS_SHARE
 from workbench.experiments.statistics import WORK, median_interval
 from workbench.experiments.study import Study, run_policies
 from workbench.kvcache.arena import KVArena
-from workbench.kvcache.manager import KVCacheManager
-from workbench.kvcache.policies import MarginalValue, StaticSplit
+from workbench.kvcache.policies import MarginalValue
 from workbench.models.registry import find_model
 from workbench.search.answers import check_choice
-from workbench.search.prm import trie_size
-from workbench.search.search import chat_prompt
 
-PROFILES = {  # problems of beams and of forks; pairs and prompts of an arena's overhead
-    "quick": {"starts": 1, "beams": 1, "forks": 2, "resplits": 8, "pairs": 9, "prompts": 8},
-    "default": {"starts": 5, "beams": 3, "forks": 16, "resplits": 40, "pairs": 101, "prompts": 32},
-    "full": {"starts": 9, "beams": 8, "forks": 32, "resplits": 200, "pairs": 201, "prompts": 64},
+PROFILES = {  # starts; pairs and prompts of an arena's overhead
+    "quick": {"starts": 1, "pairs": 9, "prompts": 8},
+    "default": {"starts": 5, "pairs": 101, "prompts": 32},
+    "full": {"starts": 9, "pairs": 201, "prompts": 64},
 }
-BLOCK_SIZE = 16
-PARTS = ("starts", "beams", "forks", "arena", "sharing")
+PARTS = ("starts", "arena", "sharing")
 BUDGETS, SHARES = (0.5, 1.0, 2.0), settings.PolicyPlan().kv_shares
 PLANS = {  # of sharing, and how often it is carried out
     "quick": (settings.PolicyPlan(3, 1, BUDGETS, SHARES, 0, repeats=0), 1),
@@ -91,30 +65,20 @@ PLANS = {  # of sharing, and how often it is carried out
 def run(
     profile: str = "default",
     model: str = TINY,
-    prm: str | None = None,
     seed: int = 0,
-    problems: str | None = None,
     repeats: int | None = None,
     seeds: int | None = None,
     part: str | None = None,
 ) -> Iterator[Row]:
     """The rows of `workbench bench memory`; repeats: of starts, seeds: of searches that share."""
     tiny, sizes = model == TINY, PROFILES[profile]
-    known, kv_memory = (PARTS, "64MiB") if tiny else (("starts", "beams", "arena"), "1GiB")
+    known, kv_memory = (PARTS, "64MiB") if tiny else (PARTS[:2], "1GiB")
     if part is not None:
         check_choice("part", part, known)
     for name in known if part is None else (part,):
         if name == "starts":
             yield from start_rows(model, kv_memory, repeats or sizes["starts"])
-        elif name == "beams":
-            workload = make_workload(model, prm, problems, sizes["beams"])
-            yield from beam_rows(workload, kv_memory, seed)
-        elif name == "forks":
-            workload = make_workload(TINY, limit=sizes["forks"], min_problem_batch=BATCH)
-            yield from fork_rows(workload, seed)
         elif name == "arena":
-            if tiny:
-                yield resplit_row(sizes["resplits"], seed)
             pairs = sizes["pairs"] if tiny else PROFILES["quick"]["pairs"]
             yield from overhead_rows(model, pairs, sizes["prompts"], seed)
         else:
@@ -123,8 +87,7 @@ def run(
 
 def mode_of(given: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
-    mode: dict[str, Any] = {"batch_invariant": True, "n": 16, "beam_width": 4}
-    mode["block_size"] = BLOCK_SIZE
+    mode: dict[str, Any] = {"batch_invariant": True, "n": 16, "beam_width": 4, "block_size": 16}
     if given["model"] != TINY:
         return mode
     config, (plan, _) = settings.sweep_config(given["profile"]), PLANS[given["profile"]]
@@ -185,149 +148,9 @@ def start_rows(model: str, kv_memory: str, repeats: int) -> Iterator[Row]:
     yield median_row("startup_peak_over_budget", over, "fraction")
 
 
-# -- beams --
-
-Beam = tuple[list[int], list[int]]  # the tokens before its own step, and its step's
-
-
-def beam_rows(workload: SweepConfig, kv_memory: str, seed: int) -> Iterator[Row]:
-    """What all n beams take, each problem's when they were longest."""
-    llm = Engine(workload.llm, kv_memory=kv_memory, block_size=BLOCK_SIZE)
-    prm = Engine(workload.prm, kv_memory=kv_memory)
-    saving, over, tree = [], [], searched(workload, llm, prm, seed).tree
-    for problem in sweep_problems(workload):
-        prompt = chat_prompt(problem, llm, workload.system_prompt)
-        beams = longest_beams(tree[tree["problem_id"] == problem.id], prompt, workload.n)
-        if beams:
-            whole = [before + step for before, step in beams]
-            paged = blocks_used(beams) * BLOCK_SIZE
-            saving.append(sum(map(len, whole)) / paged)
-            over.append(paged / trie_size(array("i", beam) for beam in whole))
-    yield median_row("kv_beams_saving", saving, "x")
-    yield median_row("kv_beams_over_distinct", over, "x")
-
-
-def longest_beams(tree: pd.DataFrame, prompt: list[int], n: int) -> list[Beam]:
-    """The beams of the iteration that holds most tokens, of those in which all n were sampled."""
-    tokens_to: dict[str, list[int]] = {}
-    iterations: dict[int, list[Beam]] = {}
-    for node in tree.sort_values("depth").to_dict("records"):
-        before, step = tokens_to.get(node["parent_id"], prompt), list(node["token_ids"])
-        tokens_to[node["node_id"]] = before + step
-        iterations.setdefault(node["depth"], []).append((before, step))
-    whole = [beams for beams in iterations.values() if len(beams) == n]
-    return max(whole, key=lambda beams: sum(len(b) + len(s) for b, s in beams), default=[])
-
-
-def blocks_used(beams: Sequence[Beam]) -> int:
-    """Active blocks when all beams are held at once: paths admitted first, then their steps."""
-    most = sum(-(-(len(before) + len(step)) // BLOCK_SIZE) for before, step in beams)
-    cache = KVCacheManager(num_blocks=most, block_size=BLOCK_SIZE)
-    for number, (before, _) in enumerate(beams):
-        assert cache.allocate(number, before) is not None
-    for number, (before, step) in enumerate(beams):
-        assert cache.extend(number, before + step) is not None
-    return cache.num_active
-
-
-# -- forks --
-
-
-def fork_rows(workload: SweepConfig, seed: int = 0) -> Iterator[Row]:
-    """The same search in roomy memory, with whole blocks reused only and with partly filled ones.
-
-    Raises WorkbenchError where the two searches sample other tokens.
-    """
-    found, trees, names = [], [], (workload.llm, workload.prm)
-    for reuse in (False, True):
-        llm, prm = (roomy_engine(name, reuse_partial_blocks=reuse) for name in names)
-        done = searched(workload, llm, prm, seed)
-        each = done.problems
-        tokens = each["prm_tokens_computed"], each["prm_tokens_distinct"]
-        found.append(ratio_row("fork_prm_over_ideal", "x", *tokens, each["problem_id"]))
-        trees.append(done.tree["token_ids"].map(list))
-    if not trees[0].equals(trees[1]):
-        raise WorkbenchError(
-            "The search samples other tokens when partial blocks are reused; the rows would "
-            "compare two different searches. Run `workbench bench identity`."
-        )
-    before, row = found[0].value, found[1]
-    peer = "reuse_partial_blocks=False"
-    yield replace(row, peer=peer, peer_value=before, ratio=before / row.value)
-
-
 # -- an arena --
 
-PAGES = 4000  # half of them 8,000 blocks of the LLM, the other half 2,000 of the PRM
-LEAST_MOVED = 0.1  # of the pages
-LIVE_EVERY = 4  # one block in so many stays in use
 BLOCKS = 2048  # of one model alone
-
-
-class FullArena:
-    """Two engines' caches over one memory, all pages held."""
-
-    def __init__(self, num_pages: int = PAGES, seed: int = 0) -> None:
-        shapes = [block_shape(model, max_model_len=256) for model in (TINY, TINY_PRM)]
-        page_bytes = KVArena("16MiB", shapes, StaticSplit()).page.page_bytes
-        self.arena = KVArena(num_pages * page_bytes, shapes, StaticSplit(), 0.5)
-        limits: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8}
-        engines = [Engine(model, arena=self.arena, **limits) for model in (TINY, TINY_PRM)]
-        self.caches = [engine.cache for engine in engines]
-        self.arena.storage.bytes.zero_()  # the system has handed out every page of a full memory
-        self.random, self._vocab = random.Random(seed), engines[0].spec.vocab
-        self._numbers = count()
-        self._live: list[tuple[KVCacheManager, int]] = []
-
-    def fill(self) -> None:
-        """New content everywhere, a sequence a block; every few of them stay in use."""
-        for cache, number in self._live:
-            cache.free(number)
-        self._live = []
-        for cache in self.caches:
-            cache.apply()
-            numbers = list(islice(self._numbers, cache.num_free + cache.num_cached))
-            for number in numbers:
-                tokens = self.random.choices(range(self._vocab), k=cache.block_size)
-                assert cache.allocate(number, tokens) is not None
-            live = set(numbers[::LIVE_EVERY])
-            self._live += [(cache, number) for number in live]
-            for number in self.random.sample(numbers, len(numbers)):  # freed in no order
-                if number not in live:
-                    cache.free(number)
-        self.settle()
-
-    def settle(self) -> None:
-        """What engines do between steps: both caches, then the bytes."""
-        for cache in self.caches:
-            cache.apply()
-        self.arena.storage.settle()
-
-    def resplit(self, kv_share: float) -> float:
-        """Seconds until every page and byte is where the split wants it."""
-        start = perf_counter()
-        asked = self.arena.resplit(kv_share).target
-        self.settle()
-        spent = perf_counter() - start
-        for pool, most in zip(self.arena.pools, (asked, self.arena.num_pages - asked)):
-            assert pool.held <= most, f"{pool.shape.name} holds more than its split"
-        return spent
-
-
-def resplit_row(repeats: int, seed: int = 0, num_pages: int = PAGES) -> Row:
-    """Milliseconds of re-splits that move a tenth of the pages or more."""
-    full, share, times = FullArena(num_pages, seed), 0.5, []
-    for number in range(-2, repeats):  # the first two are a warm-up, the second of them copies
-        full.fill()
-        wanted = (0.7, 0.3)[number] if number < 0 else share
-        while abs(wanted - share) < LEAST_MOVED:
-            wanted = full.random.uniform(0.3, 0.7)
-        share = wanted
-        times.append(1000 * full.resplit(share))
-        full.arena.check()
-    times = times[2:]
-    p95 = quantiles(times, n=20, method="inclusive")[-1]
-    return Row("resplit_p95_ms", p95, "ms", repeats=repeats, spread=(min(times), max(times)))
 
 
 def overhead_rows(model: str, pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
@@ -399,9 +222,6 @@ def study_rows(studies: Sequence[Study]) -> Iterator[Row]:
     bounds = done[(done["role"] == REFERENCE) & (done["technique"] == ALL)]
     yield Row("measured_bound", bound_tokens_per_s(bounds), "tokens/s", repeats=len(bounds))
     for budget in plan.budgets:
-        beside = bounds[bounds["beside"] == budget]
-        bound = bound_tokens_per_s(beside)
-        yield Row(f"measured_bound@{budget:g}W", bound, "tokens/s", repeats=len(beside))
         yield from budget_rows(every[every["budget"] == budget])
 
 

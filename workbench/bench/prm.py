@@ -121,7 +121,7 @@ def step_scores(prm: PRM, solutions: Sequence[Labelled], seed: int = 0) -> list[
 
 
 def rows_of(prm: PRM, solutions: Sequence[Labelled], seed: int = 0) -> Iterator[Row]:
-    """The measures, with 95 % intervals of the two accuracies, and what the PRM did for them."""
+    """The measures, with 95 % intervals of the two accuracies."""
     found = step_scores(prm, solutions, seed)
     scores = [own.replies([_beam(each)])[0] for own, each in zip(found, solutions, strict=True)]
     right = _named(scores, solutions, THRESHOLD)
@@ -143,10 +143,6 @@ def rows_of(prm: PRM, solutions: Sequence[Labelled], seed: int = 0) -> Iterator[
     yield Row("best_threshold", best, "score")
     cut = sum(not own.has_room(each.steps) for own, each in zip(found, solutions, strict=True))
     yield Row("beyond_context", float(cut), "solutions")
-    counts = [own.finish() for own in found]
-    for name in ("prm_requests", "prm_tokens_computed", "prm_tokens_sampled"):
-        total = sum(getattr(each, name) for each in counts)
-        yield Row(name, float(total), "requests" if name == "prm_requests" else "tokens")
 
 
 def f1(right: np.ndarray, wrong: np.ndarray) -> float:

@@ -56,7 +56,6 @@ MODE: dict[str, Any] = {
     "beam_width": 4,
     "max_depth": 40,
     "max_model_len": 1024,
-    "block_operation": "a block allocated, hit at admission, given back after either, or evicted",
 }
 
 
@@ -237,11 +236,7 @@ def accuracy_rows(others: list[Cell], answers: dict[int, Answers], device: Devic
 
 
 def scale_rows(num_problems: int, seed: int) -> Iterator[Row]:
-    """Of each the fastest of REPEATS: the same work, whatever the machine's pace.
-
-    A block operation is a block allocated, hit at an admission, given back after either, or
-    evicted; an append of a token, a hash and a look-up are none of their own.
-    """
+    """Of each the fastest of REPEATS: the same work, whatever the machine's pace."""
     search, device = thesis_search(num_problems, seed=seed), PRESETS["a100-40"]
     spent = []
     for _ in range(REPEATS):
@@ -249,15 +244,9 @@ def scale_rows(num_problems: int, seed: int) -> Iterator[Row]:
         start = time.process_time()
         replayed = simulator.replay(answers, device)
         spent.append(time.process_time() - start)
-    steps, seconds = replayed.trace.steps, min(spent)
-    operations = int(2 * steps["allocated"].sum() + steps["evicted"].sum())
-    for name, engine in (("llm", replayed.llm), ("prm", replayed.prm)):
-        hits = steps.loc[steps["engine"] == name, ["hit_tokens", "readmit_hit_tokens"]]
-        operations += 2 * (int(hits.to_numpy().sum()) // engine.settings.block_size)
-    share = seconds / replayed.throughput.wall_s
-    yield Row("replay_s", seconds, "s", repeats=REPEATS)
+    share = min(spent) / replayed.throughput.wall_s
+    yield Row("replay_s", min(spent), "s", repeats=REPEATS)
     yield Row("replay_over_simulated", share, "fraction", repeats=REPEATS)
-    yield Row("block_op_us", 1e6 * seconds / operations, "us", repeats=REPEATS)
     logs = simulator.search_calls(answers, device)
     both = [(calls, curve_sizes(calls, CURVE_SIZES)) for calls in logs]
     curves = []

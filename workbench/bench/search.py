@@ -37,6 +37,7 @@ from workbench.experiments.statistics import bootstrap_ratio
 from workbench.search.recording import require_destination
 from workbench.search.result import SearchResult
 from workbench.search.search import SYSTEM_PROMPTS
+from workbench.search.variants import STRATEGIES
 
 PROFILES = {"quick": (8, 1), "default": (32, 2), "full": (128, 5)}  # problems, seeds
 REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of a generator of true size
@@ -245,6 +246,7 @@ class Plan(NamedTuple):
     problems: int
     n: int
     beam_width: int = 4
+    strategy: str = "beam_search"
 
 
 PLANS = {
@@ -256,6 +258,11 @@ PLANS = {
     "tiny-16-n64": Plan(TINY, 16, 64),
     "smollm2-n4": Plan("smollm2-135m", 8, 4),
     "smollm2-n16": Plan("smollm2-135m", 8, 16),
+}
+PLANS |= {
+    f"tiny-16-n16-{name.replace('_', '-')}": Plan(TINY, 16, 16, strategy=name)
+    for name in STRATEGIES
+    if name != "beam_search"
 }
 
 
@@ -274,11 +281,12 @@ def make_recording(
             f"There is no recording {name!r}; known: {known}.{nearest(name, list(PLANS))}"
         )
     require_destination(path)
-    model, num_problems, n, beam_width = PLANS[name]
+    model, num_problems, n, beam_width, strategy = PLANS[name]
     workload = make_workload(model, None, source, num_problems)
     if model == TINY:
         workload = sweep_config("default", problems=source, num_problems=num_problems)
         llm, prm = Pair(RunSpec(workload, workload.sentinel_share, 0)).engines.values()
     else:
         llm, prm = (Engine(model, kv_memory=KV_MEMORY) for _ in range(2))
-    return searched(workload, llm, prm, record=Path(path), n=n, beam_width=beam_width)
+    sizes = {"n": n, "beam_width": beam_width, "strategy": strategy}
+    return searched(workload, llm, prm, record=Path(path), **sizes)

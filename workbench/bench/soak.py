@@ -4,7 +4,7 @@ The tiny pair searches a few problems again and again in little memory, which an
 anew every few milliseconds. Every other search is interrupted somewhere, as Ctrl-C does it; the
 recording of the first meets a full disk. After each, the laws of arena and caches are checked and
 no block may be in use. A finished one must have the nodes of a search that nothing disturbed, and
-resident memory must not grow.
+resident memory must not grow: its median in the last quarter over that in the second.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import os
 import resource
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from random import Random
-from statistics import linear_regression, median
+from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
@@ -67,7 +67,7 @@ def soak(workload: SweepConfig, least_s: float, seed: int = 0) -> Iterator[Row]:
     arena = KVArena(int(FLOORS * least_bytes), shapes)
     llm, prm = (Engine(name, arena=arena, max_model_len=LONGEST) for name in names)
     broken: list[str] = []
-    resident: list[tuple[float, int]] = []  # seconds, bytes
+    resident: list[int] = []  # bytes after each search
     usual_s, start = 1.0, perf_counter()
 
     def resplit() -> None:  # one below a floor is refused, and not counted
@@ -104,16 +104,17 @@ def soak(workload: SweepConfig, least_s: float, seed: int = 0) -> Iterator[Row]:
             except (AssertionError, WorkbenchError) as error:
                 broken.append(f"search {number}: {error!r}")
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-            resident.append((perf_counter() - start, pages * os.sysconf("SC_PAGE_SIZE")))
-    slope, growth = growth_rows(resident)
-    if growth.value > MOST_GROWTH and len(resident) // 4 >= ENOUGH:
-        broken.append(f"resident memory grew by {growth.value:.1%}; allowed: {MOST_GROWTH:.0%}")
+            resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
+    quarter = len(resident) // 4
+    growth = median(resident[-quarter:]) / median(resident[quarter : len(resident) // 2]) - 1
+    if growth > MOST_GROWTH and quarter >= ENOUGH:
+        broken.append(f"resident memory grew by {growth:.1%}; allowed: {MOST_GROWTH:.0%}")
     yield Row("searches", len(resident), "searches")
     for name in ("interrupts", "resplits", "full_disks"):
         yield Row(name, done[name], name)
     yield Row("broken_laws", len(broken), "laws", repeats=len(resident))
     yield Row("differing_nodes", done["wrong"], "nodes", repeats=done["nodes"])
-    yield from (slope, growth)
+    yield Row("rss_growth", growth, "fraction", repeats=quarter)
     if broken or done["wrong"]:
         told = "; ".join(broken[:3]) or f"{done['wrong']} nodes differ"
         raise WorkbenchError(f"The soak broke something: {told}. Repeat it with --seed {seed}.")
@@ -151,15 +152,3 @@ def meet_full_disk(search: Search, record: Path) -> None:
     search.play()
     steps = sum(len(problem.steps) for problem in read_recording(record).problems)
     assert steps == len(search.result().tree), "the recording lacks steps"
-
-
-def growth_rows(resident: Sequence[tuple[float, int]]) -> Iterator[Row]:
-    """How resident memory grows, from (seconds, bytes): its slope over the second half, and its
-    median in the last quarter over that in the second.
-    """
-    half, quarter = len(resident) // 2, len(resident) // 4
-    slope = linear_regression(*zip(*resident[half:])).slope
-    yield Row("rss_slope", 3600 * slope, "B/h", repeats=len(resident) - half)
-    late, early = resident[-quarter:], resident[quarter:half]
-    growth = median(size for _, size in late) / median(size for _, size in early) - 1
-    yield Row("rss_growth", growth, "fraction", repeats=quarter)

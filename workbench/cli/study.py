@@ -209,17 +209,7 @@ def _replays_left(
         config = far(OPTIMISATION)
         plan = settings.plan_of(settings.PolicyPlan, profile, given[OPTIMISATION])
         plan = settings.replayed_policies(config, plan)
-        try:
-            found = study.run_policies_replayed(config, plan, runs, **look)
-        except (KeyError, RunStoreError):  # budgets follow from a first search: none is stored
-            any_size = settings.WorkingSet(1 << 30, 1 << 30, longest=256)
-            specs = settings.policy_runs(config, plan, any_size)
-            names = [
-                run.name
-                for run in (*settings.reference_runs(config, plan), *specs)
-                if not run.config.forget_pruned or run.get("technique") == settings.ALL
-            ]
-            found = study.Study(config, (), tuple(names))
+        found = study.run_policies_replayed(config, plan, runs, **look)
         yield f"{REPLAYED} ({OPTIMISATION[:2]})", *left(found)
     if MISSING in given:
         own = given[MISSING]

@@ -4,7 +4,6 @@ on the terminal, where to split a memory, a server, benchmarks, and what this ma
 
 from __future__ import annotations
 
-import inspect
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from enum import StrEnum
-from importlib import import_module
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -24,7 +23,6 @@ from workbench.config import EngineConfig, SweepConfig, format_size
 from workbench.errors import ConfigError, OutOfMemory, WorkbenchError, nearest
 
 if TYPE_CHECKING:
-    from workbench.bench.record import Row
     from workbench.replay.advise import Advice
     from workbench.search.problems import Problem
     from workbench.search.result import SearchResult
@@ -39,17 +37,17 @@ EXTRAS = {  # package: (what needs it, how to get it)
     "fastapi": ("serve", "pip install 'workbench[serve]'"),
     "jupyterlab": ("make lab", "pip install 'workbench[notebooks]'"),
 }
-Searched = Annotated[dict[str, Any], options_of(SweepConfig, {
+Searched = Annotated[dict[str, Any], [*options_of(SweepConfig, {
     "llm": "generator: a name, hub id, folder or .gguf",
     "prm": "process reward model",
     "total_memory": "of both models together, e.g. 64MiB",
     "strategy": "how to search",
     "n": "beams (or samples) of a problem",
-    "beam_width": "children of a survivor; n // beam_width survive",
     "max_depth": "steps of a beam, at most",
     "temperature": "of sampling; 0 is greedy",
     "prm_format": "how the PRM is asked (default: as its name tells)",
-})]  # fmt: skip
+}), option("beam_width", int, "children of a survivor; n // beam_width survive (default: 4 or n)",
+           min=1)]]  # fmt: skip
 
 
 def run(
@@ -72,7 +70,7 @@ def run(
     """Search one problem; print its answer and tree."""
     from workbench.experiments import execute
     from workbench.experiments.memory import feasibility, shares_of
-    from workbench.experiments.settings import RunSpec
+    from workbench.experiments.settings import RunSpec, with_width
     from workbench.search.problems import Problem, load_problems
     from workbench.search.search import as_problems
 
@@ -88,7 +86,7 @@ def run(
         if place >= len(found):
             raise ConfigError(f"--index is {place}; {source} has problems 0 to {len(found) - 1}.")
         chosen = found[place]
-    config = SweepConfig.from_dict(settings | key_values(more, "--set"))
+    config = SweepConfig.from_dict(with_width(settings | key_values(more, "--set")))
     if engine is None:
         spec = RunSpec(config, 0.3 if llm_share is None else llm_share, seed)
         room = feasibility(spec)
@@ -281,15 +279,20 @@ def _show_advice(found: Advice) -> None:
     console.print("\n" + "\n".join(f"- {escape(note)}" for note in found.notes))
 
 
+Served = Annotated[dict[str, Any], [
+    option("host", str, "address to bind", "127.0.0.1"),
+    option("port", int, "0: any that is free", 8000, min=0, max=65535),
+    option("max_queue", int, "requests of a model that may wait (else 503)", 256, min=0),
+    option("timeout", float, "seconds to an answer (else 504)", 600.0, min=0),
+    option("api_key", str, "that clients must send", envvar="WORKBENCH_API_KEY"),
+    option("memory", str, "of all KV caches together", metavar="SIZE"),
+]]  # fmt: skip
+
+
 def serve(
     *,
     model: list[str] = Argument(help="names; all of them as NAME=SIZE of KV cache, or none"),
-    host: str = Option("127.0.0.1", help="address to bind"),
-    port: int = Option(8000, min=0, max=65535, help="0: any that is free"),
-    max_queue: int = Option(256, min=0, help="requests of a model that may wait (else 503)"),
-    timeout: float = Option(600.0, min=0, help="seconds to an answer (else 504)"),
-    api_key: str = Option(None, envvar="WORKBENCH_API_KEY", help="that clients must send"),
-    memory: str = Option(None, metavar="SIZE", help="of all KV caches together"),
+    given: Served,
     engine: list[str] = Option(None, "--set", metavar="KEY=VALUE", help="of EngineConfig, for all"),
 ) -> None:
     """Serve models, and searches, to clients of OpenAI or vLLM.
@@ -303,18 +306,9 @@ def serve(
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve needs {error.name}: pip install 'workbench[serve]'.") from error
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    config = server.ServeConfig(
-        tuple(model),
-        host=host,
-        port=port,
-        max_queue=max_queue,
-        timeout=timeout,
-        api_key=api_key,
-        memory=memory,
-    )
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        server.serve(config, key_values(engine, "--set"))
+        server.serve(server.ServeConfig(tuple(model), **given), key_values(engine, "--set"))
     except KeyboardInterrupt:  # the server ended in order, and raises the signal again
         return
     finally:
@@ -330,7 +324,7 @@ Measured = Annotated[dict[str, Any], [
     option("prm_format", str, "prm: how it is asked (default: as its name tells)"),
     option("critiques", int, "prm: of a verifier that writes them, a step", min=1),
     option("critique_tokens", int, "prm: of a critique, at most", min=1),
-    option("problems", str, "search, identity, memory: file (default: by the models)"),
+    option("problems", str, "search, identity: file (default: by the models)"),
     option("seed", int, "where the bench takes one (default: 0)"),
     option("seeds", int, "search, memory: how many, not the profile's number", min=1),
     option("repeats", int, "engine, kernels, memory, replay, serve, search --peer", min=1),
@@ -339,7 +333,7 @@ Measured = Annotated[dict[str, Any], [
     option("peer", str, "search: vllm-both, search-and-learn[=CHECKOUT], or both and a comma"),
     option("strategy", str, "search --peer: beam_search (default), best_of_n, dvts"),
     option("device", str, "engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
-    option("part", str, "memory: starts, beams, forks, arena, sharing; serve: shared, two"),
+    option("part", str, "memory: starts, arena, sharing; serve: shared, two"),
     option("clients", str, "serve: at a time (default: 1,4,16,64)"),
     option("rate", float, "serve: requests a second, arriving by chance", min=0.001),
     option("slo_ttft", float, "serve: seconds to a good request's first token (default: 1)", min=0),
@@ -374,69 +368,13 @@ def bench(
 
         console.print("\n".join(doubted()) or "Every record stands.")
         return
-    from workbench.bench.record import joined, record, write_record
+    from workbench.bench import measure
 
-    module = import_module(f"workbench.bench.{name}")
-    rows: list[Row] = []
-    settings = accepted(name, module.run, given)
-    mode = mode_of(module, settings)
-    joined(record(name, rows, mode), json or "")  # refused, and the code read, before it begins
-    complete = False
-    # `timeout` sends SIGTERM: the benchmark ends as on Ctrl-C, its rows are written
-    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        for row in module.run(**settings):
-            rows.append(row)
-            console.print(_line(row))
-        complete = True
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-        if json and rows:
-            content = record(name, rows, mode | {"complete": complete})
-            console.print(f"written: {write_record(content, json)}")
+    rows = measure(name, given, json, partial(console.print, markup=False))
     failed = [row.name for row in rows if row.failed]
     if failed:
         console.print(f"Failed: {', '.join(failed)}.", style="red")
         raise Exit(FAILED)
-
-
-def accepted(name: str, measured: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The options this benchmark takes, defaults filled in; one it does not take is refused."""
-    known = {name: each.default for name, each in inspect.signature(measured).parameters.items()}
-    if "model" in given and "model" not in known:  # searches name two models, this is the first
-        given.setdefault("llm", given.pop("model"))
-    for each in given:
-        if each not in known:
-            takes = ", ".join(f"--{own}" for own in known)
-            raise ConfigError(f"bench {name} takes no --{each}; it takes {takes}.")
-    return known | given
-
-
-def mode_of(module: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """How it was run: the settings, and the module's mode_of(settings) or MODE.
-
-    A file is recorded by its name: records are public, and paths are of one machine.
-    """
-    own = module.mode_of(settings) if hasattr(module, "mode_of") else getattr(module, "MODE", {})
-    told = settings | own
-    for name, value in told.items():
-        if isinstance(value, str) and (Path(value).is_absolute() or Path(value).exists()):
-            told[name] = Path(value).name
-    return told
-
-
-def _line(row: Row) -> str:
-    """One row as a line: name, value, peer and ratio, ceiling, spread."""
-    parts = [f"{row.name:32} {row.value:>12,.4g} {row.unit}"]
-    if row.ratio is not None:
-        parts.append(f"{row.ratio:.2f}x {row.peer} ({row.peer_value:,.4g})")
-    if row.share_of_ceiling is not None:
-        parts.append(f"{row.share_of_ceiling:.0%} of the ceiling")
-    if isinstance(row.spread, tuple):
-        parts.append(f"\\[{row.spread[0]:.3g}, {row.spread[1]:.3g}]")
-    elif row.spread is not None:
-        parts.append(f"± {row.spread:.2g}")
-    return "  ".join(parts)
 
 
 def calibrate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import time
+from collections import deque
 from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
@@ -28,10 +29,17 @@ from workbench.core import (
 )
 from workbench.engine.executor import Executor
 from workbench.engine.memory import ArenaPlace, memory_told, plan_memory
-from workbench.engine.requests import Prompt, encoded, require_known, score_params
+from workbench.engine.requests import (
+    Prompt,
+    encoded,
+    paired,
+    require_known,
+    score_params,
+    whole_numbers,
+)
 from workbench.engine.sampling import StopChecker
 from workbench.engine.static_batch import scheduler_of
-from workbench.errors import ConfigError, PromptError, StepError
+from workbench.errors import ConfigError, StepError
 from workbench.host import collection_paused
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import KVCacheManager, TokenList
@@ -116,7 +124,7 @@ class Engine:
         self.forward_s = self.sampling_s = 0.0
         self._next_id = self._next_step = 0
         self._held: list[RequestOutput] = []  # finished, and not yet returned
-        self._unwanted: list[int] = []  # request ids that the next change drops
+        self._unwanted = deque[int]()  # request ids that the next change drops
         self._changing = self._cut_short = False  # a change is under way; the last one never ended
         self._recorder, self._trace_name = Recorder("engine", most_rows=MOST_ROWS), model
 
@@ -140,7 +148,7 @@ class Engine:
             self.cache = place.arena.cache(place.name, **cached)
             blocks, held = self.cache.num_blocks, place.arena.storage is not None
             self.memory = plan_memory(model, config, longest, blocks, held)
-            storage = place.storage(config, model, self)
+            storage = place.storage(config, model)
             with self.cache.lock, self.cache.change():
                 self.cache.free_all()  # of an engine that had this name and was dropped
         self.cache.require(-(-longest // config.block_size))
@@ -163,6 +171,8 @@ class Engine:
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
         )
+        if place is not None:
+            place.taken_by(self)
 
     def _stops(self) -> StopChecker:
         return StopChecker(self._token_bytes, self.tokenizer.eos_ids)
@@ -227,9 +237,13 @@ class Engine:
         return sequence
 
     def forget(self, lines: TokenLines, kept: TokenLines = ()) -> int:
-        """`KVCacheManager.forget`: their cached KV is given up; no token depends on it."""
+        """`KVCacheManager.forget`: their cached KV is given up; no token depends on it.
+
+        PromptError for a token id that is no whole number.
+        """
+        gone, needed = ([whole_numbers(t, "token ids") for t in each] for each in (lines, kept))
         with self._change(), self.cache.lock, self.cache.change():
-            return self.cache.forget(lines, kept)
+            return self.cache.forget(gone, needed)
 
     def abort(self, request_id: int) -> None:
         """Drop a request, or what it came to; an unknown id is ignored."""
@@ -266,7 +280,7 @@ class Engine:
             yield
             while self._unwanted:
                 self._abort_now(self._unwanted[0])
-                del self._unwanted[0]
+                self._unwanted.popleft()
             self._cut_short = False
         finally:
             self._changing = False
@@ -387,17 +401,7 @@ class Engine:
         Raises StepError, once all have ended, when a forward pass failed. Whatever else is raised,
         by a prompt that is refused or an interrupt of the user, none of them is left.
         """
-        try:
-            each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-            if isinstance(prompts, str):
-                raise TypeError("one text is no list")
-            pairs: list[tuple[Any, ...]] = list(zip(prompts, each, strict=True))
-        except (TypeError, ValueError):  # no list, or not as many: one message for both
-            raise PromptError(
-                f"generate got the prompts {prompts!r:.100} and the params {params!r:.100}; give a "
-                "list of prompts, and one SamplingParams or as many."
-            ) from None
-        return self._run_all(self.add, pairs)
+        return self._run_all(self.add, paired(prompts, params))
 
     def score(
         self,
@@ -416,9 +420,10 @@ class Engine:
         try:
             for arguments in calls:
                 ids.append(queue(*arguments))
+            wanted = set(ids)
             while len(found) < len(ids):
                 self._advance()
-                found |= {output.request_id: output for output in self._taken(ids)}
+                found |= {output.request_id: output for output in self._taken(wanted)}
         except BaseException:
             self._unwanted += ids
             self._drop_unwanted()

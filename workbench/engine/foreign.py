@@ -23,7 +23,7 @@ from workbench.engine import requests
 from workbench.engine.executor import sample
 from workbench.engine.requests import Prompt
 from workbench.engine.sampling import StopChecker, require_finite
-from workbench.errors import ConfigError, ModelError, PromptError, StepError
+from workbench.errors import ConfigError, ModelError, StepError
 from workbench.kernels import Kernels
 from workbench.models import registry
 from workbench.models.gguf import GGUFFile
@@ -110,13 +110,7 @@ class ForeignEngine(ABC):
         self, prompts: SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams]
     ) -> list[RequestOutput]:
         """As `Engine.generate`: prompts run to their end; params: one for all, or a list."""
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if isinstance(prompts, str) or len(prompts) != len(each):
-            raise PromptError(
-                f"generate got the prompts {prompts!r:.100} and the params {params!r:.100}; give a "
-                "list of prompts, and one SamplingParams or as many."
-            )
-        return self._run_all(self.add, zip(prompts, each))
+        return self._run_all(self.add, requests.paired(prompts, params))
 
     def score(self, token_ids: Ids, positions: Ids, columns: Ids) -> RequestOutput:
         """add_score, run to its end."""
@@ -128,8 +122,9 @@ class ForeignEngine(ABC):
         try:
             for arguments in calls:
                 ids.append(queue(*arguments))
-            while any(number in self._pending for number in ids):
-                self._advance()
+            for number in ids:
+                while number in self._pending:
+                    self._advance()
             outputs = [self._held[number] for number in ids]
         finally:
             for number in ids:

@@ -415,11 +415,10 @@ class ArenaPlace:
                 "block_shape() and Engine the same max_model_len and block_size."
             )
 
-    def storage(self, config: EngineConfig, model: LlamaModel, user: Any) -> BlockStorage:
+    def storage(self, config: EngineConfig, model: LlamaModel) -> BlockStorage:
         """This model's view of the arena's bytes, which the first engine asks for.
 
-        user: the engine, which has the name for as long as it lives; its model may live on in
-        others. ConfigError while another engine has its blocks under the same name.
+        ConfigError while another engine has its blocks under the same name.
         """
         if self.arena.storage is None:
             self.arena.storage = ArenaStorage(self.arena, model.device)
@@ -430,6 +429,8 @@ class ArenaPlace:
                 "its own name: block_shape(..., name=...) and Engine(..., arena_name=...)."
             )
         shape = (config.block_size, model.spec.kv_heads, model.spec.head_dim)
-        view = bytes_.model(self.name, *shape, model.dtype)
-        bytes_.users[self.name] = user
-        return view
+        return bytes_.model(self.name, *shape, model.dtype)
+
+    def taken_by(self, engine: Any) -> None:
+        """It has the name for as long as it lives; its model may live on in others."""
+        self.arena.storage.users[self.name] = engine

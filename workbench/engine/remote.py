@@ -103,6 +103,9 @@ class Connection:
                             why = f"{type(error).__name__} {error}".strip()
                             if tried == TRIES:
                                 break
+                        except (httpx.RequestError, httpx.InvalidURL) as error:
+                            told = f"{type(error).__name__} {error}".strip()
+                            raise RemoteError(f"{where} cannot be asked: {told}.") from error
                         else:
                             if response.status_code not in BUSY:
                                 return _object(where, response)

@@ -29,7 +29,25 @@ def encoded(tokenizer: Any, prompt: Prompt) -> list[int]:
             ) from None
         ids: list[int] = tokenizer.encode(prompt)
         return ids
+    if isinstance(prompt, bytes | bytearray):
+        raise PromptError(f"The prompt is {prompt!r:.200}; give text, or a list of token ids.")
     return whole_numbers(prompt, "token ids")
+
+
+def paired(
+    prompts: SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams]
+) -> list[tuple[Prompt, SamplingParams]]:
+    """Each prompt with its params: one for all, or a list of as many; PromptError for others."""
+    try:
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if isinstance(prompts, str):
+            raise TypeError("one text is no list")
+        return list(zip(prompts, each, strict=True))
+    except (TypeError, ValueError):  # no list, or not as many: one message for both
+        raise PromptError(
+            f"generate got the prompts {prompts!r:.100} and the params {params!r:.100}; give a "
+            "list of prompts, and one SamplingParams or as many."
+        ) from None
 
 
 def score_params(positions: SequenceOf[int], columns: SequenceOf[int]) -> ScoreParams:

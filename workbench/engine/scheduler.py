@@ -5,8 +5,8 @@ ones in order, if all of their tokens fit. Its three calls are schedule -> StepP
 fail; StepAccount counts each step for the trace, and no decision depends on it.
 
 The running sequences are columns of a Batch: row i of every column is the i-th of them, oldest
-first. Columns persist from step to step, so a step of decoding touches no Python object per
-sequence. A plan computes tokens, several of one sequence where it prefills.
+first. Columns persist from step to step, so that a step of decoding costs little Python a sequence:
+an append of its token. A plan computes tokens, several of one sequence where it prefills.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class Scheduler:
     def recover(self, stops: StopConditions) -> list[tuple[Sequence, str]]:
         """After a call that anything may have cut short, anywhere: all that had not ended waits.
 
-        What was running is computed again and comes to the same tokens. stops: new ones. Returns
-        what the last step ended, which the caller may not have been told of.
+        What was running is computed again, to the same tokens where batch_invariant. stops: new
+        ones. Returns what the last step ended, which the caller may not have been told of.
         """
         self._cache.recover()
         ended = {sequence.request_id for sequence, _ in self.ended}
@@ -267,7 +267,7 @@ class Scheduler:
                 salt=salt,
                 max_hit=max_hit,
                 keep_free=spare,  # none while nothing runs, so that nothing waits for ever
-                readmission=sequence.preemptions > 0,
+                readmission=sequence.scheduled_s is not None,
             )
             if allocation is None:
                 return
@@ -287,7 +287,7 @@ class Scheduler:
         return min(sequence.num_prompt_tokens + sequence.params.max_tokens, self._max_model_len)
 
     def _stamp_admission(self, sequence: Sequence, num_cached_tokens: int) -> None:
-        if sequence.preemptions:
+        if sequence.scheduled_s is not None:  # preempted, or cut short by an interrupt
             sequence.readmit_cached_tokens += num_cached_tokens
         else:
             sequence.num_cached_tokens = num_cached_tokens
@@ -643,7 +643,7 @@ class StepAccount:
     def admit(self, sequence: Sequence, allocation: Allocation) -> None:
         """A request was admitted, for the first time or again."""
         self._cached_tokens += allocation.num_cached_tokens
-        self._score_requests += sequence.score is not None and sequence.preemptions == 0
+        self._score_requests += sequence.score is not None and sequence.scheduled_s is None
         before = self._computed_before.get(sequence.request_id, 0)
         lost = replace(allocation.lost, preempted_end=before) if before else allocation.lost
         if lost != NOTHING_LOST:

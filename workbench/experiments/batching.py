@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import methodcaller
 from typing import Any
 
@@ -16,6 +16,7 @@ from workbench.experiments import settings
 from workbench.experiments.execute import (
     DEVICE,
     REPLAYED,
+    Asked,
     counts_of_cell,
     one_by_one,
     padding,
@@ -53,45 +54,29 @@ GRID = BatchPlan(
 """What is replayed of the limits, whatever the profile measures."""
 
 
-@dataclass(slots=True)
-class Request:
-    """One request of the search. again: asks an engine once more; rows: of a forward pass that it
-    needs; sampled: tokens, of an LLM; steps: judged, of a PRM, or the one that is sampled.
-    """
-
-    again: Callable[[ReplayEngine], int]
-    rows: int
-    sampled: int = 0
-    steps: int = 1
-    token_ids: Any = ()
+Again = Callable[[ReplayEngine], int]
+"""Asks an engine once more what was asked, the tag that names it in the recording included."""
 
 
-def _tokens(requests: list[Request]) -> int:
-    """Those an LLM samples, or those a PRM reads once: of the trie of its inputs."""
-    sampled = sum(each.sampled for each in requests)
-    return sampled or trie_size(array("i", each.token_ids) for each in requests)
-
-
-class Listener(ReplayEngine):
+class ReplayListener(ReplayEngine):
     """A replayed engine that keeps what it is asked."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.asked: list[Request] = []
+        self.asked: list[tuple[Again, Asked]] = []
 
     def add(self, prompt: Any, params: Any, **more: Any) -> int:
         """As ReplayEngine.add."""
         number = super().add(prompt, params, **more)
+        sampled = tuple(self._nodes[number].step.tokens)
         again = methodcaller("add", prompt, params, **more)
-        sampled = len(self._nodes[number].step.tokens)
-        self.asked.append(Request(again, len(prompt) + sampled - 1, sampled))
+        self.asked.append((again, Asked(list(prompt), params, sampled=sampled)))
         return number
 
     def add_score(self, token_ids: Any, positions: Any, columns: Any, **more: Any) -> int:
         """As ReplayEngine.add_score."""
         again = methodcaller("add_score", token_ids, positions, columns, **more)
-        rows, steps = positions[-1] + 1, len(positions)
-        self.asked.append(Request(again, rows, steps=steps, token_ids=list(token_ids)))
+        self.asked.append((again, Asked(list(token_ids), None, tuple(positions), tuple(columns))))
         return super().add_score(token_ids, positions, columns, **more)
 
 
@@ -102,7 +87,7 @@ class ReplayedCells:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._asked: dict[str, list[Request]] = {}
+        self._asked: dict[str, list[tuple[Again, Asked]]] = {}
 
     def __call__(self, spec: RunSpec) -> RunResult:
         """One cell: all requests queued at once, of one engine. OutOfMemory when a padded batch
@@ -115,17 +100,19 @@ class ReplayedCells:
         engine = self._engine(ReplayEngine, spec, model, answers, clock)
         engine.trace_as(recorder, model)
         every = spec.get("every")
-        asked = self._asked[model][::every]
-        for each in asked:
-            each.again(engine)
+        calls, asked = zip(*self._asked[model][::every])
+        for again in calls:
+            again(engine)
         while engine.has_work:
             engine.step()
         steps, seconds = recorder.steps, clock.now
+        sampled = sum(len(each.sampled) for each in asked)
+        tokens = sampled or trie_size(array("i", each.token_ids) for each in asked)
         measured = {
             "engine_s": seconds,
-            "tokens_per_s": _tokens(asked) / seconds if every == 1 else float("nan"),
-            "steps_per_s": sum(each.steps for each in asked) / seconds,
-            "padding": padding(spec, steps, sum(each.rows for each in asked)),
+            "tokens_per_s": tokens / seconds if every == 1 else float("nan"),
+            "steps_per_s": sum(len(each.positions) or 1 for each in asked) / seconds,
+            "padding": padding(spec, steps, sum(each.num_rows for each in asked)),
             "kv_blocks": len(engine.cache.pool.blocks),
             "rung": REPLAYED,
             "machine": f"simulated {self._device.name}",
@@ -138,7 +125,7 @@ class ReplayedCells:
         usual, clock = settings.PROFILES["thesis"], SimulatedClock()
         config = replace(spec.config, **{name: usual[name] for name in settings.LIMITS[:2]})
         search = RunSpec(config, spec.llm_share, spec.seed)
-        llm, prm = (self._engine(Listener, search, role, answers, clock) for role in ENGINES)
+        llm, prm = (self._engine(ReplayListener, search, role, answers, clock) for role in ENGINES)
         own: dict[str, Any] = {n: getattr(config, n) for n in ("min_problem_batch", "score_cache")}
         play(answers, (llm, prm), Recorder("replay", 0.0), clock, **own)
         self._asked = dict(zip(ENGINES, (llm.asked, prm.asked)))

@@ -25,7 +25,7 @@ from workbench.experiments.provenance import describe
 from workbench.experiments.sensitivity import missing_values, reach, stored
 from workbench.experiments.settings import THESIS_SHARE, nearest_to_thesis, sweep_config
 from workbench.experiments.statistics import LEVEL, is_replayed, upper_bound_of_none
-from workbench.experiments.study import Study, rung, rung_of
+from workbench.experiments.study import Study, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
 BY_CONSTRUCTION = "holds by construction"
@@ -142,24 +142,39 @@ def _fastest(peak: pd.Series, same: pd.Series) -> str:
     return f"from {same['low']:.2f} to {same['high']:.2f}, which do the same work"
 
 
+def peak_in_words(rows: pd.DataFrame) -> str:
+    """`throughput is highest from 0.20 to 0.25, which do the same work (95 %: 0.15 to 0.30)`, of
+    rows of plots.memory_split; where that is the whole axis, that no peak is shown.
+    """
+    peak, same = peak_and_plateau(rows)
+    shares = rows.loc[rows["metric"] == "tokens_per_s", "llm_share"]
+    first, last = shares.min(), shares.max()
+    if same["low"] <= first and last <= same["high"]:
+        return f"no peak is shown: every share from {first:.2f} to {last:.2f} does the same work"
+    if peak["low"] <= first and last <= peak["high"]:
+        return (
+            f"no peak is shown between {first:.2f} and {last:.2f}, for its interval is the whole "
+            "axis"
+        )
+    bounds = f"(95 %: {peak['low']:.2f} to {peak['high']:.2f})"
+    return f"throughput is highest {_fastest(peak, same)} {bounds}"
+
+
 def split_in_words(rows: pd.DataFrame) -> str:
-    """Where throughput is highest and what the ends of the axis lose to 0.3, of rows of
-    plots.memory_split; where the interval is the whole axis, that no peak is shown.
+    """The peak in words, as a sentence, with its tokens/s and what the ends of the axis lose to
+    0.3.
     """
     peak, same = peak_and_plateau(rows)
     speed = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
     rate, base = speed["value"], nearest_to_thesis(speed.index)
     first, last = rate.index[[0, -1]]
+    told = peak_in_words(rows)
+    told = told[0].upper() + told[1:]
     if same["low"] <= first and last <= same["high"]:
-        return f"No peak is shown: every share from {first:.2f} to {last:.2f} does the same work."
+        return f"{told}."
     if peak["low"] <= first and last <= peak["high"]:
-        return (
-            f"No peak is shown between {first:.2f} and {last:.2f}, for its interval is the "
-            f"whole axis: {rate.min():,.0f} to {rate.max():,.0f} generated tokens/s."
-        )
-    best = rate.loc[same["low"] : same["high"]].mean()
-    bounds = f"(95 %: {peak['low']:.2f} to {peak['high']:.2f})"
-    found = f"Throughput is highest {_fastest(peak, same)} {bounds}: {best:,.0f} generated tokens/s"
+        return f"{told}: {rate.min():,.0f} to {rate.max():,.0f} generated tokens/s."
+    found = f"{told}: {rate.loc[same['low'] : same['high']].mean():,.0f} generated tokens/s"
     ends = []
     for end in (first, last):
         if not same["low"] <= end <= same["high"]:
@@ -309,17 +324,6 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
     return replace(_judged("C9", not differ, differ, number), text=text, figure="memory_split")
 
 
-def ablation_claims(study: Study) -> list[Claim]:
-    """C7 and C8, as far as their settings were measured."""
-    assert isinstance(study.plan, settings.AblationPlan)
-    rows = drawn.ablation_rows(study).assign(num_problems=study.plan.num_problems)
-    found = []
-    for judge in (batching_claim, finishing_claim):
-        with suppress(LookupError):  # what did not run has no rows
-            found.append(replace(judge(rows), rung=rung(study.runs)))
-    return found
-
-
 def batching_claim(rows: pd.DataFrame) -> Claim:
     """C7, of rows of plots.modifications. Holds where the whole interval of the gain is 1.5 times
     or more, fails where below; where it is a loss, why.
@@ -395,15 +399,14 @@ def best_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
     problems that one of both answers more often: where few differ, the bootstrap sees too much.
     The best was picked among all, so there the limit of 5 % is that of all others together.
     """
-    named = study.runs[["run_id", "strategy", "n"]].merge(study.table("problems"), on="run_id")
-    named = named.astype({"correct": float, "level": float})
-    right: Any = named.pivot_table("correct", "problem_id", ["n", "strategy"])
-    level = named.groupby("problem_id")["level"].first()[right.index]
-    parts = {drawn.EASIER: right[level < drawn.HARD], drawn.HARDER: right[level >= drawn.HARD]}
+    right: dict[str, Any] = {
+        levels: problems.pivot_table("correct", "problem_id", ["n", "strategy"])
+        for levels, problems in drawn.by_levels(study).items()
+    }
     most, by = (1 - LEVEL) / (rows["strategy"].nunique() - 1 or 1), ["levels", "n"]
 
     def is_alike(row: Any) -> bool:
-        own = parts.get(row["levels"], right)[row["n"]]
+        own = right[row["levels"]][row["n"]]
         ahead = own[row["best"]] - own[row["strategy"]]
         chance = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
         return bool(row["gap_low"] <= 0 or chance >= most)

@@ -186,18 +186,19 @@ def drawing(fig: go.Figure, name: str) -> str:
 
 def tex(fig: go.Figure, name: str) -> str:
     """A LaTeX figure that needs graphicx alone, at its print size, centred also where the text is
-    narrower. The list of figures has its title; what was measured is a paragraph of the caption
-    that `\\newcommand{\\provenance}[1]{}` leaves out.
+    narrower. The list of figures has its title. What was measured is left out unless the document
+    says where `\\provenance` is to stand: README.md says how.
     """
     title = " ".join(re.sub(r"<[^>]*>", " ", fig.layout.title.text or name).split())
     caption, measured = (
         tex_escaped(_said(fig, what).replace("\n", " ")) for what in ("caption", "provenance")
     )
+    below = f"\\footnotesize {caption}\\provenance{{{measured}}}"
     return (
-        "\\providecommand{\\provenance}[1]{\\par\\smallskip #1}\n"
+        "\\providecommand{\\provenance}[1]{}\n"
         "\\begin{figure}\n  \\centering\n"
         f"  \\makebox[\\linewidth]{{\\includegraphics{{{name}.pdf}}}}\n"
-        f"  \\caption[{{{tex_escaped(title)}}}]{{{caption}\\provenance{{{measured}}}}}\n"
+        f"  \\caption[{{{tex_escaped(title)}}}]{{{below}}}\n"
         f"  \\label{{fig:{name}}}\n\\end{{figure}}\n"
     )
 

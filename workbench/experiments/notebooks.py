@@ -110,18 +110,15 @@ def run_notebooks(
     known = parameters_of(files, given)
     place = Path(out_dir or project_root() / "reports" / "notebooks" / (profile or "default"))
     place.mkdir(parents=True, exist_ok=True)
-    ours = {name: value for name, value in BATCH.items() if name not in os.environ}
-    ours |= environment or {}
-    before = {name: os.environ[name] for name in ours if name in os.environ}
-    os.environ.update(ours)  # for the kernels started within
+    before = dict(os.environ)
+    os.environ.update(BATCH | before | dict(environment or {}))  # for the kernels started within
     try:
         return [
             _run(file, {k: v for k, v in given.items() if k in known[file]}, place)
             for file in files
         ]
     finally:
-        for name in ours:
-            os.environ.pop(name, None)
+        os.environ.clear()
         os.environ.update(before)
 
 

@@ -144,13 +144,16 @@ def split_numbers(drawn: Drawn) -> Named:
     rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
     alike = rate.loc[same["low"] : same["high"], "value"]
     middle = settings.nearest_to_thesis(rate.index)
+    fall = set[str]()
     for rung, name in PAIRS.items():
+        fall |= falling(drawn.rows("memory_split", rung))
         told = losses(drawn.rows("memory_split", rung), drawn.rows("lost_time", rung))
         found |= {f"{name}{key}": text for key, text in told.items()}
     for part in ("recomputed_evicted", "recomputed_partial", "bookkeeping"):
         spent = judged.recomputed_part(lost, part)[middle]
         found[f"mid{part.removeprefix('recomputed_').capitalize()}"] = percent(spent)
     return found | {
+        "falls": "at both ends" if len(fall) > 1 else f"at {_listed(fall, '')}",
         "peakLow": f"{peak['low']:.2f}",
         "peakHigh": f"{peak['high']:.2f}",
         "machineNoise": percent(float(alike.max() / alike.min()) - 1, 1),
@@ -159,8 +162,9 @@ def split_numbers(drawn: Drawn) -> Named:
 
 
 def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
-    """Of one pair the shares of equal work (Equal), and what each end that is none loses to the
-    thesis's share, in short (Lost) and with its interval and what the time goes into (Losses).
+    """Of one pair where throughput is highest (Peak), the shares of equal work (Equal), and what
+    each end that is none loses to the thesis's share, in short (Lost) and with its interval and
+    what the time goes into (Losses).
     """
     rate: Any = split[split["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
     same, short, lines = judged.peak_and_plateau(split)[1], list[str](), list[str]()
@@ -179,7 +183,17 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
         short.append(f"{loss:.1f} % at {share:.2f}")
         lines.append(f"{short[-1]} ({bounds}; {goes})")
     told = {"Equal": _listed(alike), "Lost": " and ".join(short), "Losses": ", ".join(lines)}
-    return {key: text or "nothing" for key, text in told.items()}
+    told = {key: text or "nothing" for key, text in told.items()}
+    return told | {"Peak": judged.peak_in_words(split)}
+
+
+def falling(split: pd.DataFrame) -> set[str]:
+    """The ends at which one pair is shown to lose to the thesis's share."""
+    rate: Any = split[split["metric"] == "tokens_per_s"].sort_values("llm_share")
+    low, high = judged.peak_and_plateau(split)[1][["low", "high"]]
+    loses = rate["ratio_high"].fillna(rate["ratio"]) < 1
+    loses &= ~rate["llm_share"].between(low, high)
+    return {end for end, at in (("the lower end", 0), ("the upper end", -1)) if loses.iloc[at]}
 
 
 def cache_numbers(drawn: Drawn) -> Named:
@@ -193,7 +207,8 @@ def cache_numbers(drawn: Drawn) -> Named:
         events = drawn.rows("thrashing", rung), drawn.rows("lost_time", rung)
         found[f"{name}Thrash"] = judged.thrashing_in_words(*events)
     for figure, name in (("miss_ratio", "tiny"), ("miss_ratio_replayed", "far")):
-        found[f"{name}Policy"] = judged.policy_or_size(drawn.rows(figure, REPLAYED))[1]
+        blame = judged.policy_or_size(drawn.rows(figure, REPLAYED))
+        found |= dict(zip((f"{name}Blame", f"{name}Policy"), blame))
     return found
 
 
@@ -234,20 +249,24 @@ def batch_numbers(drawn: Drawn) -> Named:
 
 def ablation_numbers(drawn: Drawn) -> Named:
     """What the thesis's modifications gain; each of them stands in a table."""
-    told, found = drawn.parameters("modifications"), Named()
+    told, found, tried = drawn.parameters("modifications"), Named(), list[list[str]]()
     for rung, pair in MEASURED_AND_THESIS:
         rows: Any = drawn.rows("modifications", rung).set_index(["metric", "setting"])
+        tried.append([key for key in rows.loc["gain"].index if key != settings.BESIDE])
         scores, whole = rows.loc[("gain", settings.BATCHED[0])], rows.loc["whole"].iloc[0]
         for name, row in (("ScoreCache", scores), ("Whole", whole)):
             found[f"{pair}{name}"] = FORM.format(*row[BOUNDS])
     gains = drawn.rows("modifications").query("metric == 'gain' and low > 1")["setting"]
     slower = [c.rung for c in drawn.claims if c.key == "C7" and judged.OUT_OF_STEP in c.number]
     told_slower = f"on {_listed(map(judged.pair_in_words, slower), '')}: {judged.OUT_OF_STEP}"
+    left = [settings.MODIFICATIONS[key].said for key in tried[0] if key not in tried[1]]
+    every = f"{len(tried[1])} of the {len(tried[0])}"
     (depth,) = (c.number for c in drawn.claims if (c.key, c.rung) == ("C8", TINY))
     return found | {
         "helping": _listed([settings.MODIFICATIONS[key].said for key in gains], ""),
         "ablationProblems": f"{told['plan']['num_problems']}",
         "ablationSeeds": counted(told["plan"]["num_seeds"], "seed"),
+        "farTried": f"{every}, all but {_listed(left, '')}," if left else "the same together",
         "farAblationProblems": drawn.said("modifications", OF_REPLAY),
         "ablationInFlight": f"{told['plan'].get('in_flight', told['min_problem_batch'])}",
         "batchingSlows": told_slower if slower else "on no pair",
@@ -524,24 +543,31 @@ def tables(drawn: Drawn) -> dict[str, pd.DataFrame]:
     return _drawn_only(TABLES, drawn)
 
 
-WIDE = {
-    "claims": r"@{}lp{.2\linewidth}p{.13\linewidth}p{.3\linewidth}p{.15\linewidth}@{}",
-    "verdicts": r"@{}lp{.26\linewidth}*{3}{p{.18\linewidth}}@{}",
-    "missing_values": r"@{}p{.11\linewidth}*{3}{p{.1\linewidth}}p{.11\linewidth}"
-    r"p{.08\linewidth}p{.2\linewidth}@{}",
+WIDTHS = {
+    "memory_parts": (0.11, 0.21, 0.11, 0.18, 0.16, 0.11),
+    "verdicts": (0.04, 0.27, 0.2, 0.2, 0.2),
+    "claims": (0.04, 0.19, 0.13, 0.38, 0.16),
+    "missing_values": (0.135, 0.11, 0.12, 0.12, 0.11, 0.11, 0.195),
 }
-"""Columns of tables whose texts are longer than a line; with what lies between two of them, 12 pt,
-no wider than the 360 pt of an article's text.
+"""Columns of tables whose texts are longer than a line, as parts of the text's width; the rest lies
+between them.
 """
+LONG = ("claims", "missing_values")
+"""Tables of several pages, which no float can hold."""
 
 
 def booktabs(name: str, table: pd.DataFrame) -> str:
-    """A table for LaTeX, which needs the package booktabs; without the column of figures."""
+    """A table for LaTeX, which needs the packages array, booktabs and longtable; letters of 9 pt,
+    of LONG 8. Without the column of figures; names may break behind an underscore.
+    """
     table = table.drop(columns="figure", errors="ignore")
     escaped = table.rename(columns=tex_escaped).map(tex_escaped)
-    columns = WIDE.get(name, f"@{{}}{'l' * len(table.columns)}@{{}}")
-    text: str = escaped.to_latex(index=False, escape=False, column_format=columns)
-    return text
+    wide = [f">{{\\raggedright\\arraybackslash}}p{{{w}\\linewidth}}" for w in WIDTHS.get(name, ())]
+    columns, is_long = f"@{{}}{''.join(wide) or 'l' * len(table.columns)}@{{}}", name in LONG
+    text = escaped.to_latex(index=False, escape=False, column_format=columns, longtable=is_long)
+    text = text.replace("\\_", "\\_\\allowbreak{}")
+    letters = "scriptsize" if is_long else "footnotesize"
+    return f"{{\\{letters}\\setlength{{\\tabcolsep}}{{3pt}}%\n{text}}}\n"
 
 
 # -- the page --

@@ -41,7 +41,7 @@ GRID = tuple(np.round(np.arange(0.005, 0.7, 0.005), 3))
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PairMemory:
     """Two models in one memory. how: measured or computed; bytes of activations of (LLM, PRM).
 
     longest and limits: those of one step over the longest request, and over the batch limits.
@@ -68,8 +68,8 @@ class MemoryStudy:
     """
 
     runs: pd.DataFrame
-    measured: Pair
-    computed: Pair
+    measured: PairMemory
+    computed: PairMemory
     beyond: tuple[float, ...]
     plan: None = None
 
@@ -79,7 +79,7 @@ class MemoryStudy:
         return self.measured.config
 
     @property
-    def pairs(self) -> tuple[Pair, Pair]:
+    def pairs(self) -> tuple[PairMemory, PairMemory]:
         """The measured and the computed one."""
         return self.measured, self.computed
 
@@ -100,7 +100,7 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
     rows, reasons = list[Row](), list[str]()
     for share in sorted(config.shares):
         spec = RunSpec(config, share, config.seeds[0])
-        row: Row = {"llm_share": share, "llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
+        row: Row = {"llm_share": share}
         try:
             if not (possible := feasibility(spec)).fits:
                 raise OutOfMemory(str(possible))
@@ -113,8 +113,7 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
     if not rows:
         why = "; ".join(reasons)
         raise ConfigError(f"No engine can be built: {why}. Give other shares or more memory.")
-    facts = {name: getattr(config, name) for name in ("profile", "llm", "prm")}
-    runs = pd.DataFrame(rows).assign(**facts, total_memory=spec.total_bytes, **machine_columns())
+    runs = pd.DataFrame(rows).assign(**machine_columns())
     longest = []
     for usual in map(spec.engine, ENGINES):  # a dry pass over one request of the greatest length
         length = usual.max_model_len or model_spec(usual.model).max_model_len
@@ -122,7 +121,7 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
         one = replace(one, max_num_seqs=1, max_num_batched_tokens=length)
         longest.append(int(_built(one)["activations_bytes"]))
     limits = tuple(rows[0][f"{model}_activations_bytes"] for model in ENGINES)
-    measured = Pair(MEASURED, config, tuple(longest), limits)
+    measured = PairMemory(MEASURED, config, tuple(longest), limits)
     return MemoryStudy(runs, measured, computed_pair(), tuple(beyond))
 
 
@@ -132,7 +131,7 @@ def _built(config: EngineConfig) -> dict[str, Any]:
     return memory_parts(Engine(**config.to_dict()))
 
 
-def computed_pair() -> Pair:
+def computed_pair() -> PairMemory:
     """The thesis's pair at 40 GiB; activations are the buffers of one step, by formula."""
     config = thesis_pair()
     size, longest = DTYPE_BYTES[config.dtype], config.max_model_len
@@ -140,10 +139,10 @@ def computed_pair() -> Pair:
     specs = [model_spec(name) for name in (config.llm, config.prm)]
     steps = ((longest, 1), (config.max_num_batched_tokens, config.max_num_seqs))
     first, second = (tuple(spec.step_bytes(*step, size) for spec in specs) for step in steps)
-    return Pair(COMPUTED, config, first, second)
+    return PairMemory(COMPUTED, config, first, second)
 
 
-def _by_formula(pair: Pair, share: float) -> list[Row]:
+def _by_formula(pair: PairMemory, share: float) -> list[Row]:
     """Both models at a share, as the formula has it."""
     ends, at, size = pair.shares, pair.shares.at(share), pair.config.block_size
     rows = []
@@ -151,11 +150,10 @@ def _by_formula(pair: Pair, share: float) -> list[Row]:
         need, budget = at.of(model)
         row: Row = {"how": pair.how, "model": model, "name": need.model, "llm_share": share}
         row |= {"budget_bytes": budget, "lacks_bytes": at.lacks(model), "fits": at.fits}
-        row |= {"in_total": pair.config.activations_in_total, "token": need.block_bytes // size}
         row |= {"low_end": ends.low, "high_end": ends.high, "block_size": size}
         row |= {"weights": need.weights, "other": 0, "kv": max(0, budget - need.fixed)}
         row |= {"activations_longest": longest, "activations_limits": limits}
-        rows.append(row | {"blocks": at.blocks(model)})
+        rows.append(row | {"blocks": at.blocks(model), "token": need.block_bytes // size})
     return rows
 
 
@@ -192,7 +190,7 @@ def block_count_rows(study: MemoryStudy) -> pd.DataFrame:
         for row in _by_formula(study.measured, run["llm_share"]):
             counts = {"blocks": int(run[f"{row['model']}_blocks"]), "lacks_bytes": 0}
             rows.append(row | {"kind": "built", "formula_blocks": row["blocks"]} | counts)
-    own = ["budget_bytes", "fits", "in_total", "token"]
+    own = ["budget_bytes", "fits", "token"]
     return pd.DataFrame(rows).drop(columns=[*PARTS, *own])
 
 

@@ -34,7 +34,7 @@ from workbench.experiments.statistics import (
     upper_bound_of_none,
     wilson,
 )
-from workbench.experiments.study import CARRIES_OVER, Study, rung, rung_of
+from workbench.experiments.study import CARRIES_OVER, COMPARED_SHARES, Study, rung, rung_of
 from workbench.models.registry import model_spec
 from workbench.replay.answers import Answers
 from workbench.replay.devices import load_device
@@ -323,13 +323,13 @@ def cells_provenance(cells: pd.DataFrame) -> str:
     if timed.empty:
         return "Cells of batch limits."
     first, requests = timed.iloc[0], timed.groupby("model")["requests"].max()
-    asked = " and ".join(f"{count:,.0f} of the {str(m).upper()}" for m, count in requests.items())
+    asked = " and ".join(f"{count:,.0f} to the {str(m).upper()}" for m, count in requests.items())
     times, every = timed["repeat"].nunique(), int(timed["every"].max())
-    part = f", without a prefix cache 1 in {every}" if every > 1 else ""
+    part = f" (without a prefix cache one in {every} of them)" if every > 1 else ""
     return (
-        f"Each model alone, with its memory at an LLM share of {first['llm_share']:g}; requests of "
-        f"one search of {counted(first['num_problems'], 'problem')} ({asked}{part}), queued at "
-        f"once, each cell {'once' if times == 1 else f'{times} times'}."
+        f"Each model alone, with its memory at an LLM share of {first['llm_share']:g}; the "
+        f"requests of one search of {counted(first['num_problems'], 'problem')}, {asked}{part}, "
+        f"queued at once, each setting {'once' if times == 1 else f'{times} times'}."
     )
 
 
@@ -362,7 +362,8 @@ def ablation_rows(study: Study) -> pd.DataFrame:
         add(after, "gain", gain_of(study, before, after))
         if "correct" in problems and after != LAST_TWO[1]:  # which samples less
             ((differ, total),) = differing_nodes(study, [(before, after)]).values()
-            add(after, "same", Interval(1 - differ / max(total, 1), 0.0, 1.0))
+            exact = Interval(1 - differ / max(total, 1), np.nan, np.nan)
+            add(after, "same", exact)  # a count, whose interval is not known
     stacked = [key for key in study.runs["setting"].unique() if key != BESIDE]
     add(stacked[-1], "whole", gain_of(study, stacked[0], stacked[-1]))
     for limit, own in depth_pairs(study).groupby("max_depth") if "correct" in problems else ():
@@ -389,7 +390,7 @@ def strategy_rows(study: Study) -> pd.DataFrame:
     caches = {key: _cache_cells(own) for key, own in study.runs.groupby(["n", "strategy"])}
     sums = {"tokens": "tokens", "prm_tokens": "prm_tokens_computed", "seconds": "wall_part_s"}
     rows = list[Row]()
-    for levels, problems in _by_levels(study).items():
+    for levels, problems in by_levels(study).items():
         right: Any = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
         for (n, name), own in problems.groupby(["n", "strategy"], sort=False):
             cells = {key: float(own[column].mean()) for key, column in sums.items()}
@@ -403,7 +404,7 @@ def strategy_rows(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _by_levels(study: Study) -> dict[str, pd.DataFrame]:
+def by_levels(study: Study) -> dict[str, pd.DataFrame]:
     """One row a run and problem with its strategy and n, of every kind of levels there is."""
     named = study.runs[["run_id", "strategy", "n"]]
     problems = named.merge(study.table("problems"), on="run_id").astype({"correct": float})
@@ -428,7 +429,7 @@ def gains_by_level(study: Study) -> dict[str, Interval]:
     """What accuracy gains from the fewest beams to the most, on the problems that both have and as
     a mean over strategies: at the easier levels, at the harder, and `more`, harder less easier.
     """
-    problems = _by_levels(study)["all levels"]
+    problems = by_levels(study)["all levels"]
     right = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
     gain = (right[problems["n"].max()] - right[problems["n"].min()]).dropna().mean(axis=1)
     level = problems.groupby("problem_id")["level"].first()[gain.index]
@@ -623,8 +624,6 @@ def _memory_rows(study: Study, done: Sequence[str]) -> Iterator[pd.DataFrame]:
 
 # -- how short of room both models are, and whether the rungs agree --
 
-SHARES = (0.08, 0.3, 0.5)
-
 
 def pressure_rows(sweep: Any) -> pd.DataFrame:
     """Working set (need) over capacity (room), in tokens, a row a share and model.
@@ -634,9 +633,9 @@ def pressure_rows(sweep: Any) -> pd.DataFrame:
     steps, config = sweep.table("steps"), sweep.config
     most = steps.groupby("engine")["blocks_total"].transform("max")
     need = steps[steps["blocks_total"] == most].groupby("engine")["blocks_active"].max()
-    rows = pd.DataFrame(list(product(SHARES, ENGINES)), columns=["llm_share", "model"])
+    rows = pd.DataFrame(list(product(COMPARED_SHARES, ENGINES)), columns=["llm_share", "model"])
     rows["need"] = rows["model"].map(need * config.block_size)
-    fits = [feasibility(settings.RunSpec(config, share, 0)) for share in SHARES]
+    fits = [feasibility(settings.RunSpec(config, share, 0)) for share in COMPARED_SHARES]
     rows["room"] = [at.blocks(model) * config.block_size for at in fits for model in ENGINES]
     return rows.assign(ratio=rows["need"] / rows["room"])
 
@@ -687,12 +686,12 @@ def size_rows(sweep: Study, recording: str | None = None, device: str = DEVICE) 
             row: Row = {"kind": "replay", "num_blocks": num_blocks, "hit_ratio": hits}
             own.append(row | {"thrashed_per_1000": 1000 * steps["thrashed"].sum() / look_ups})
         for row in own:
-            row |= {"fits": True, "tokens": calls.block_size * row["num_blocks"]}
+            row["tokens"] = calls.block_size * row["num_blocks"]
         for at in marked:
             row = {"kind": "share", "llm_share": at["llm_share"]}
             own.append(row | {"tokens": int(at[f"{engine}_kv_tokens"])})
         rows += [row | {"engine": engine} for row in own]
-    columns = ["engine", "kind", "num_blocks", "tokens", "fits", "hit_ratio", "thrashed_per_1000"]
+    columns = ["engine", "kind", "num_blocks", "tokens", "hit_ratio", "thrashed_per_1000"]
     return pd.DataFrame(rows).reindex(columns=[*columns, "llm_share"])
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from workbench.config import require_known
+from workbench.config import format_size, parse_size, require_known
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments.backends import Backend
 from workbench.experiments.execute import REPLAYED
@@ -25,7 +25,7 @@ from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import EVERY_SHARE, nearest_to_thesis, overridden, sweep_config
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
-from workbench.replay.advise import NEAR, ROLES, SHARE, Explored, Pair, Question, plateau
+from workbench.replay.advise import NEAR, ROLES, SHARE, USABLE, Explored, Pair, Question, plateau
 from workbench.replay.cost import ModelWork
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.workload import Assumptions, drawn_engine
@@ -148,8 +148,9 @@ def values() -> tuple[Value, ...]:
         Value("dtype", "not stated", both("dtype"), "bf16 has no exact kernels on a CPU",
               (Setting("8 bit, products in 16", need={"width": 1}),
                Setting("float32", need={"width": 4}))),
-        Value("activations", "in the total", "outside it (tiny), in it (thesis scale)",
-              "they do not shrink as the tiny pair's weights do",
+        Value("activations", "in the total", "in it (the thesis profile, and the replays of this "
+              "table), outside it (tiny, and the replays of 1B + 8B drawn beside it)",
+              "they do not shrink as the tiny pair's weights do; pairs side by side are alike",
               (Setting("outside the total", need={"activations": False}),)),
         Value("seeds", "not stated", f"{len(tiny.seeds)} (default), {len(full.seeds)} (full)",
               "a run's seed fixes every token",
@@ -268,8 +269,9 @@ class Base:
     def provenance(self) -> str:
         """What stands below the figure."""
         a, device = self.asked, load_device(self.asked.device)
+        total = format_size(parse_size(a.total)) if a.total else f"{USABLE:.0%} of the device's"
         return (
-            f"LLM {a.llm}, PRM {a.prm} ({REPLAYED}); total memory {a.total}, activations in it.\n"
+            f"LLM {a.llm}, PRM {a.prm} ({REPLAYED}); total memory {total}, activations in it.\n"
             f"The first {self.rounds // 2} steps of {a.problems} problems, 1 seed, n = {a.n}, beam "
             f"width {a.beam_width}, {a.in_flight} in flight; simulated {device.name}. "
             f"{NOTHING_WAS_RUN.format(DRAWN)}"

@@ -90,7 +90,15 @@ SECONDS_PER_PROBLEM = {"tiny": 0.55, "math500": 60.0}
 def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     """The sweep of a profile with settings overridden (None: the profile's own)."""
     require_known([profile], list(PROFILES), "The study", "profile")
-    return SweepConfig.from_dict(PROFILES[profile] | {"profile": profile} | overridden(overrides))
+    own = PROFILES[profile] | {"profile": profile}
+    return SweepConfig.from_dict(own | with_width(overridden(overrides)))
+
+
+def with_width(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a search; where n is less than the usual beam width and none is given, n."""
+    n, usual = given.get("n"), SweepConfig().beam_width
+    few = isinstance(n, int) and 1 <= n < usual and given.get("beam_width") is None
+    return {**given, "beam_width": n} if few else {**given}
 
 
 def overridden(overrides: Mapping[str, Any]) -> dict[str, Any]:

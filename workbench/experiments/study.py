@@ -46,7 +46,7 @@ from workbench.experiments.settings import (
     Plan,
     RunSpec,
 )
-from workbench.experiments.statistics import Noise, Tables, is_replayed, noise_of, sentinel_drift
+from workbench.experiments.statistics import Noise, is_replayed, noise_of, sentinel_drift
 from workbench.replay.devices import Device, load_device
 
 Folder = str | Path | None
@@ -230,20 +230,6 @@ def run_batches(
     return run_study(config, settings.batch_runs(config, plan), runs_dir, plan=plan, **given)
 
 
-def run_ablation(
-    config: SweepConfig, plan: settings.AblationPlan, runs_dir: Folder = None, **options: Any
-) -> Study:
-    """The thesis's modifications, one after another."""
-    return run_study(config, settings.ablation_runs(config, plan), runs_dir, plan=plan, **options)
-
-
-def run_strategies(
-    config: SweepConfig, plan: settings.StrategyPlan, runs_dir: Folder = None, **options: Any
-) -> Study:
-    """Every strategy over the same problems."""
-    return run_study(config, settings.strategy_runs(config, plan), runs_dir, plan=plan, **options)
-
-
 def run_policies(
     config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
@@ -251,7 +237,7 @@ def run_policies(
     with memory uncapped. RunStoreError where no such search finishes.
     """
     run_study(config, settings.reference_runs(config, plan), runs_dir, plan=plan, **options)
-    specs = policies_planned(config, plan, runs_dir, options.get("stale_ok", False))
+    specs = policies_planned(config, plan, runs_dir, **options)
     return run_study(config, specs, runs_dir, plan=plan, **options)
 
 
@@ -303,18 +289,18 @@ def run_policies_replayed(
     does not say what a cache then forgets. The uncapped search has a device of any size.
     """
     device = replace(load_device(carry_out.DEVICE), memory_bytes=1 << 50)
-    options |= _replays(config, device) | {"plan": plan}
-    first = settings.reference_runs(config, plan)
-    need = working_set_of(run_study(config, first, runs_dir, **options).all_runs)
+    options |= _replays(config, device)
+    run_study(config, settings.reference_runs(config, plan), runs_dir, plan=plan, **options)
     specs = [
         replace(run, config=replace(run.config, forget_pruned=False))
-        for run in (*first, *settings.policy_runs(config, plan, need))
+        for run in policies_planned(config, plan, runs_dir, **options)
         if not run.config.forget_pruned or run.get("technique") == settings.ALL
     ]
-    return run_study(config, specs, runs_dir, **options)
+    return run_study(config, specs, runs_dir, plan=plan, **options)
 
 
-MEASURED_SHARES = (0.08, settings.THESIS_SHARE, 0.5)
+COMPARED_SHARES = (0.08, settings.THESIS_SHARE, 0.5)
+"""At which rungs are compared: both ends of the axis, and the thesis's share."""
 
 
 def run_rungs(
@@ -333,7 +319,7 @@ def run_rungs(
     recorded = carry_out.recorded_config(profile, shares=shares)
     found = [run_replayed(recorded, runs_dir, stale_ok=stale_ok)]
     if profile == "full":
-        few = carry_out.recorded_config(profile, shares=MEASURED_SHARES)
+        few = carry_out.recorded_config(profile, shares=COMPARED_SHARES)
         found.insert(0, run_sweep(few, runs_dir, stale_ok=stale_ok))
     thesis = carry_out.replayed_config(profile, shares=shares, **sizes)
     return [*found, run_replayed(thesis, runs_dir, stale_ok=stale_ok)]
@@ -408,11 +394,11 @@ def preview(
 
 
 def policies_planned(
-    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, stale_ok: bool = False
+    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, **options: Any
 ) -> list[RunSpec]:
     """Runs of the study of policies; before the working set is known as many, of other sizes."""
     first = settings.reference_runs(config, plan)
-    study = run_study(config, first, runs_dir, plan=plan, compute=False, stale_ok=stale_ok)
+    study = run_study(config, first, runs_dir, plan=plan, **options | {"compute": False})
     size = int(first[0].get("kv_bytes")) // 2
     unknown = settings.WorkingSet(size, size, longest=256)
     need = unknown if study.missing else working_set_of(study.all_runs)
@@ -478,44 +464,35 @@ def commits_of(runs: pd.DataFrame) -> str:
     return text if len(states) > 1 else ""
 
 
-def provenance_of(
-    study: Tables, seed: int | None = None, beside: pd.DataFrame | None = None
-) -> str:
-    """Of a sweep's runs, with how many of its runs there are and how noisy the machine was."""
-    note = f"{_of_a_sweep(study)}{noise_of(study.all_runs)}."
-    return provenance(study.runs, seed, note, beside=beside)
-
-
 def provenance_here(llm: str, prm: str, what: str, *notes: str) -> str:
     """Of what this process measures itself: `what` it was."""
     measured = f"LLM {llm}, PRM {prm} ({rung_of(llm)}); {what}; {describe(machine_facts())}."
     return "\n".join([measured, *notes, CARRIES_OVER])
 
 
-def provenance_replayed(study: Study) -> str:
-    """Of a replayed rung."""
-    *lines, _ = provenance(study.runs).splitlines()
-    flight = f"{study.config.min_problem_batch} problems in flight"
-    is_recorded = rung(study.runs) == carry_out.RECORDED
-    said = NOTHING_WAS_RUN.format(SEARCHED if is_recorded else DRAWN)
-    return "\n".join([*lines, f"{_of_a_sweep(study)}{flight}. {said}"])
-
-
-def _of_a_sweep(study: Any) -> str:
-    """The completeness of a sweep; of another study nothing."""
-    return f"{completeness(study)}; " if getattr(study, "plan", None) is None else ""
-
-
-def provenance_of_rungs(studies: Sequence[Study], seed: int | None = None) -> str:
-    """Of a figure with a panel for each rung. seed: the only one drawn of the measured ones."""
-    lines = []
+def provenance_of(
+    *studies: Any, seed: int | None = None, beside: pd.DataFrame | None = None
+) -> str:
+    """Of a figure of one study, or with a panel for each of several: how many of a sweep's runs
+    there are, how noisy the machine was, or that nothing was run. seed: the only one drawn of those
+    measured. beside: as of `provenance`.
+    """
+    lines, last = list[str](), list[str]()
     for study in studies:
-        simulated = is_replayed(rung(study.runs))
-        text = provenance_replayed(study) if simulated else provenance_of(study, seed)
-        lines += [line for line in text.splitlines() if line != CARRIES_OVER]
-    if together := commits_of(pd.concat([study.runs for study in studies])):
+        at, drawn = rung(study.runs), seed
+        note = f"{completeness(study)}; " if getattr(study, "plan", None) is None else ""
+        if is_replayed(at):
+            said = NOTHING_WAS_RUN.format(SEARCHED if at == carry_out.RECORDED else DRAWN)
+            note += f"{study.config.min_problem_batch} problems in flight. {said}"
+            drawn = None
+        else:
+            note += f"{noise_of(study.all_runs)}."
+            last = [CARRIES_OVER]
+        lines += provenance(study.runs, drawn, note, beside=beside).splitlines()[:-1]
+    together = commits_of(pd.concat([study.runs for study in studies]))
+    if together and len(studies) > 1:
         lines.append(f"All panels: {together[2:]}.")
-    return "\n".join([*lines, CARRIES_OVER])
+    return "\n".join([*lines, *last])
 
 
 def completeness(study: Any) -> str:

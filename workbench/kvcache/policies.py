@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from workbench.errors import ConfigError
 
@@ -187,15 +188,17 @@ def pages_of(kv_share: KVShare, names: Sequence[str], num_pages: int) -> list[in
     """
     if isinstance(kv_share, Mapping):
         by_name = dict(kv_share)
-    else:
+    elif isinstance(kv_share, Real):
         rest = (1 - kv_share) / max(1, len(names) - 1)
         by_name = dict.fromkeys(names, rest) | {names[0]: kv_share}
+    else:
+        by_name = {}
     shares = [by_name.get(name, 0.0) for name in names]
-    inside = all(0 < share < 1 for share in shares)
+    inside = all(isinstance(share, Real) and 0 < share < 1 for share in shares)
     if by_name.keys() != set(names) or not inside or not math.isclose(sum(shares), 1):
         raise ConfigError(
-            f"kv_share is {kv_share}; allowed: the first model's share, in (0, 1), or one for each "
-            f"of {list(names)}, which add up to 1."
+            f"kv_share is {kv_share!r}; allowed: the first model's share, in (0, 1), or one for "
+            f"each of {list(names)}, which add up to 1."
         )
     return _rounded(shares, num_pages)
 

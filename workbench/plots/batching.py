@@ -23,7 +23,9 @@ _HEAT_FOOT, _LINES_HEAD = 0.66, 0.46  # of the drawing: the heat map above, the 
 _LIMITS_CAPTION = (
     "Throughput of the {label} over the limits of one step, all requests of a recorded search "
     "queued at once, memory as at an LLM share of 0.3. Above: {tokens}. Below: {steps}, and the "
-    "same requests without a prefix cache in continuous and in static, padded batches."
+    "same requests without a prefix cache in continuous and in static, padded batches. Hatched: "
+    "more sequences than tokens in a step, not all of which could decode; a cross: padded batches "
+    "for which the KV memory has too few blocks."
 )
 _BALANCE_CAPTION = (
     "Above: reasoning steps of the search over the seconds each model was busy with them, against "
@@ -60,13 +62,10 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     cannot = "; hatched: infeasible" if continuous["tokens_per_s"].isna().any() else ""
     if not in_panel:
         say(fig, f"<b>{TOKENS[model]}</b>, continuous batching{cannot}", 0, 1, yshift=4)
-    reasons = rows.loc[rows["steps_per_s"].isna(), "error"].dropna().unique()
-    first = [str(reason).split(". ")[0].rstrip(".") for reason in reasons]
     label, tokens, steps = MODELS[model].label, TOKENS[model], STEPS[model]
     caption = _LIMITS_CAPTION.format(label=label, tokens=tokens, steps=steps)
     if (rows["steps_per_s_low"] < rows["steps_per_s_high"]).any():
         caption += " Bars reach from the slowest to the fastest repetition."
-    caption += f" Infeasible: {'; '.join(first)}." if first else ""
     title = f"Throughput of the {label} over its batch limits"
     title += f": {tokens} (above)" if in_panel else ""
     return finish(fig, title, caption, provenance, Frame(panels=540 if in_panel else 560))
@@ -80,7 +79,7 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
     rates, seqs, tokens = table.to_numpy(float), table.index.tolist(), table.columns.tolist()
     heat = go.Heatmap(
         z=rates,
-        texttemplate="%{z:.3s}",  # 3 digits: 87.2, 940, 1.25k
+        texttemplate="%{z:.3s}" if len(tokens) < 5 else "%{z:.2s}",  # 1.25k, or 1.3k in small cells
         colorscale=[[0, theme.mixed(model, 0.04)], [1, theme.mixed(model, 0.8)]],
         zmin=0,
         zmax=float(np.nanmax(rates)),
@@ -88,7 +87,7 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
         showlegend=False,
         xgap=2,
         ygap=2,
-        textfont={"size": 12, "color": "#111111"},
+        textfont={"size": 12 if len(tokens) < 5 else 11, "color": "#111111"},
         customdata=[[(s, t) for t in tokens] for s in seqs],
         hovertemplate="%{customdata[0]:,} sequences, %{customdata[1]:,} tokens: %{z:,.0f} "
         + f"{TOKENS[model]}<extra></extra>",

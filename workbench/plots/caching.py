@@ -91,9 +91,9 @@ def _line(rows: pd.DataFrame, engine: str, form: str, unit: str) -> go.Scatter:
 def miss_ratio(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Hit rate and thrashed blocks of each model over cache sizes.
 
-    rows: engine, tokens (the size), kind (lru | optimum | replay | share), fits, hit_ratio and
+    rows: engine, tokens (the size), kind (lru | optimum | replay | share), hit_ratio and
     thrashed_per_1000 (of look-ups; missing for the optimum), llm_share (kind share only: a size
-    and no point of a curve). Sizes that do not fit the order are those below its own peak of active
+    and no point of a curve). LRU and the optimum have no size below the order's own peak of active
     blocks: there a scheduler changes the order, and whole searches are replayed.
     """
     titles = [f"{style.label}'s cache" for style in MODELS.values()]
@@ -118,14 +118,13 @@ def miss_ratio(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
 
 
 def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None:
-    """One model's curves: LRU, dashed below the sizes that fit, the optimum, and replays."""
+    """One model's curves: LRU, dashed below the sizes it has, the optimum, and replays."""
     style = MODELS[engine]
     lru, best, replays = (rows[rows["kind"] == kind] for kind in ("lru", "optimum", "replay"))
-    fits = lru[lru["fits"].astype(bool)]
-    first = fits.head(1)
+    first = lru.head(1)
     below = pd.concat([replays[replays["tokens"] < first["tokens"].min()], first])
     curves = [
-        (fits, f"{style.label}, LRU", {"color": style.colour, "dash": "solid", "width": 2.2}),
+        (lru, f"{style.label}, LRU", {"color": style.colour, "dash": "solid", "width": 2.2}),
         (below, "", {"color": style.colour, "dash": "dash", "width": 2.2}),
         (best, "optimum", {"color": theme.BLACK, "dash": "solid", "width": 1}),
     ]

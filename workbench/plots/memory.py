@@ -46,7 +46,7 @@ def memory_parts(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Weights, KV, other and activations of both models, stacked over the share.
 
     rows: how (measured | computed), model, name, llm_share, budget_bytes, lacks_bytes, part, bytes,
-    fits, in_total, llm_kv_tokens, prm_kv_tokens.
+    fits, llm_kv_tokens, prm_kv_tokens.
     """
     hows = [how for how in HOWS if how in set(rows["how"])]
     fig = make_subplots(2, len(hows), horizontal_spacing=0.1, vertical_spacing=0.05)

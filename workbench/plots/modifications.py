@@ -28,13 +28,12 @@ FINISHING = {
 _HATCHED = {"fillmode": "overlay", "fgcolor": "white", "size": 7, "solidity": 0.35}
 _FOOT, _HEAD = 0.46, 0.25  # of the drawing: the ablation above, the depth limits below
 _LADDER_CAPTION = (
-    "The thesis's modifications (section 5.3), each setting the one before with one more switch, "
-    "and hatched the last with the LLM's requests in static, padded batches. Left: times the "
+    "The thesis's modifications (section 5.3), each setting the one before with one more switch; "
+    "hatched, the last with the LLM's requests in static, padded batches. Left: times the "
     "problems/min of the setting before (hatched: of the last), problem by problem; exactly 1 "
-    "where both did the same work. Open: problem batching over a longer queue, in runs of its own. "
-    "Tokens/s counts tokens sampled to the end too, so settings that differ in it compare by "
-    "problems/min. Below: accuracy of the last two at several depth limits, the same problems and "
-    "seeds. Bars: 95 % bootstrap intervals over problems, with the machine's noise."
+    "where both did the same work; open: over a longer queue, in runs of its own. Tokens/s counts "
+    "tokens sampled to the end too. Below: accuracy of the last two at several depth limits. Bars: "
+    "95 % bootstrap intervals over problems, with the machine's noise."
 )
 
 
@@ -194,11 +193,11 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         say(fig, "does not fit", 0.1, place, **small, row=1, col=1)
     axis = {"tickvals": places, "ticktext": labels, "range": [places[-1] - 0.7, 0.7]}
     fig.update_yaxes(**axis, showgrid=False)
-    fig.update_xaxes(title_text="LLM share: plateau and best", range=[0.05, 0.53], row=1, col=1)
+    fig.update_xaxes(title_text="LLM share", range=[0.05, 0.53], row=1, col=1)
     most = 100 * float(fits[["loss_low", "loss_high"]].max().max())
-    title = "tokens/s lost to the best (%)"
+    title = "lost to the best (%)"
     fig.update_xaxes(title_text=title, range=[-3, 1.06 * most], row=1, col=2)
-    frame = Frame(panels=ROW_PX * len(own) + 12, top=84, left=250, legend=6)
+    frame = Frame(panels=ROW_PX * len(own) + 12, top=84, left=262, legend=6)
     return finish(fig, "What the split's answer depends on", _SETTINGS_CAPTION, provenance, frame)
 
 

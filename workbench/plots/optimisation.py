@@ -4,6 +4,7 @@ memory over time, and whether every setting sampled the same tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -32,19 +33,17 @@ TECHNIQUES = {
 }
 SHARE_AXIS = "LLM share of KV"
 MIB = 2**20
-_FRAME = Frame(panels=560, top=128, bottom=88, legend=24)
+_FRAME = Frame(panels=560, top=128, legend=24)
 _ROWS = ((1.0, 0.75), (0.58, 0.37), (0.2, 0.0))
 """Head and foot of each row of panels; its legend stands above, its axis title below."""
 _CAPTION = (
-    "Two models in one memory. Top: generated tokens per second over the LLM's share of the KV "
-    "where the split is static, as horizontal lines under policies that need no share. KV memory "
-    "in multiples of W, the LLM's peak plus the PRM's with memory uncapped, which need not fall "
-    "together; crosses: shares that leave a model less than one request. Middle: each technique "
-    "alone, and all that are drawn together, at the smallest budget: tokens that both models "
-    "computed again because memory was short, which are exact, and throughput, in seconds of the "
-    "machine named. Bottom: what each model holds (line), uses (area) and should come to (thin) at "
-    "its own steps of one search. Bars: 95 % intervals of the ratio to marginal value's on the "
-    "same problems."
+    "Top: generated tokens/s over the LLM's share of the KV where the split is static; horizontal "
+    "lines: policies that need no share; crosses: shares that leave a model less than one request. "
+    "W is the LLM's peak of KV plus the PRM's with memory uncapped, which need not fall together. "
+    "Middle, at the smallest budget: each technique alone, and all that are drawn together: tokens "
+    "that both models computed again because memory was short (exact), and throughput. Bottom: "
+    "what each model holds (line), uses (area) and should come to (thin) in one search. Bars: 95 % "
+    "intervals of the ratio to marginal value's on the same problems."
 )
 
 
@@ -63,7 +62,7 @@ def optimisation(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
                         subplot_titles=[f"{budget:g} W" for budget in budgets])  # fmt: skip
     for number, budget in enumerate(budgets):
         _policies(fig, rows[rows["budget"] == budget], 1 + number * width, shown=not number)
-    fig.update_yaxes(title_text="generated tokens/s", row=1, col=1)
+    fig.update_yaxes(title_text="tokens/s", row=1, col=1)
     _techniques(fig, rows[rows["budget"] == budgets[0]])
     _memory(fig, rows)
     for row, (head, foot) in enumerate(_ROWS, start=1):
@@ -71,9 +70,11 @@ def optimisation(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         if row > 1:  # of the first, `finish` places it
             legend_at(fig, f"legend{row}", head + 6 / _FRAME.panels)
     fig.update_annotations(y=1, font={"size": 13})
-    for line, text in enumerate(theme.wrapped(_sameness(rows), 88)):
+    lines = theme.wrapped(_sameness(rows), 88)
+    for line, text in enumerate(lines):
         say(fig, text, 0, 0, yanchor="top", yshift=-46 - 16 * line)
-    return finish(fig, "Two models, one memory", _CAPTION, provenance, _FRAME)
+    frame = replace(_FRAME, bottom=48 + 18 * len(lines))
+    return finish(fig, "Two models, one memory", _CAPTION, provenance, frame)
 
 
 def _policies(fig: go.Figure, rows: pd.DataFrame, column: int, shown: bool) -> None:
@@ -105,7 +106,7 @@ def _policies(fig: go.Figure, rows: pd.DataFrame, column: int, shown: bool) -> N
 def _techniques(fig: go.Figure, rows: pd.DataFrame) -> None:
     """A line for each technique over the static shares: what it computes again, and how fast."""
     static = rows[rows["policy"] == STATIC].sort_values("kv_share")
-    panels = {"recomputed": (1, "recomputed tokens"), "tokens_per_s": (4, "generated tokens/s")}
+    panels = {"recomputed": (1, "recomputed"), "tokens_per_s": (4, "tokens/s")}
     for metric, (column, label) in panels.items():
         found = static[static["metric"] == metric].drop(columns=["low", "high"])
         place, hover = {"row": 2, "col": column}, f"share %{{x:.2f}}: %{{y:,.0f}} {label}"

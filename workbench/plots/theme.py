@@ -24,6 +24,11 @@ FONT = "DejaVu Sans, Verdana, sans-serif"
 """First the font that the set-up installs: the widest, so that any other needs less room."""
 FONT_PX = 12
 PRINT_WIDTH_PX = 567  # 150 mm at 96 px an inch
+PAGE_PT, CAPTION_PT, CAPTION_CHARACTERS = 522, 11, 83
+"""Of a page of LaTeX's article at 11 pt, without what stands between figure and caption; of a line
+of the caption, in letters of 9 pt.
+"""
+PX_PER_PT = 96 / 72.27
 PROVENANCE = "provenance"  # the name of the annotation that says what was measured
 _LINE_PX = 15  # height of one line of the provenance
 _PROVENANCE_CHARACTERS = 135  # of one line, 11 px high, on a screen 800 px wide
@@ -96,7 +101,8 @@ def finish(fig: go.Figure, title: str, caption: str, provenance: str, frame: Fra
     """`fig` with the house template, a title above and `provenance`, what was measured, below.
 
     Returns the same figure. `layout.meta` holds what export needs: caption, provenance, and the
-    layout of a PDF 150 mm wide, where both and the title are in the caption and have no room.
+    layout of a PDF 150 mm wide, where both and the title are in the caption and have no room, and
+    which with its caption is no higher than a page.
     """
     if fig.layout.legend.y is None:
         legend_at(fig, "legend", 1 + frame.legend / frame.panels)
@@ -105,7 +111,10 @@ def finish(fig: go.Figure, title: str, caption: str, provenance: str, frame: Fra
     margin = {"l": frame.left, "r": frame.right, "t": frame.top, "b": frame.bottom + room}
     height = frame.panels + frame.top + frame.bottom
     less = {"l": frame.left - 8, "t": frame.top - TITLE_PX, "b": frame.bottom}
-    on_paper = {"width": PRINT_WIDTH_PX, "height": height - TITLE_PX, "margin": margin | less}
+    below = len(wrapped(f"Figure 10: {caption}", CAPTION_CHARACTERS)) * CAPTION_PT
+    most = int((PAGE_PT - below) * PX_PER_PT) - less["t"] - less["b"]
+    on_paper = {"width": PRINT_WIDTH_PX, "margin": margin | less} | lowered(fig, frame.panels, most)
+    on_paper["height"] = min(frame.panels, most) + less["t"] + less["b"]
     fig.update_layout(
         template=TEMPLATE,
         title={"text": f"<b>{title}</b>", "font": {"size": 15}, "y": 1, "yanchor": "top"},
@@ -118,6 +127,32 @@ def finish(fig: go.Figure, title: str, caption: str, provenance: str, frame: Fra
     font = {"size": 11, "color": "#444444"}
     say(fig, "<br>".join(lines), 0, 0, name=PROVENANCE, align="left", font=font, **shift)
     return fig
+
+
+def lowered(fig: go.Figure, height: int, most: int) -> dict[str, Any]:
+    """Layout of a drawing that is at most `most` px high in place of `height`: panels are lower,
+    and what stands between and above them has the room it had.
+    """
+    if most >= height:
+        return {}
+    axes = {axis.plotly_name: axis.domain for axis in fig.select_yaxes() if axis.domain}
+    ends = sorted(set(axes.values())) or [(0.0, 1.0)]
+    panels = height * sum(head - foot for foot, head in ends)
+    factor = 1 - (height - most) / panels
+    places, there = [0.0], [0.0]
+    for foot, head in ends:
+        for place, scale in ((foot, 1.0), (head, factor)):
+            there.append(there[-1] + scale * (place - places[-1]) * height / most)
+            places.append(place)
+
+    def moved(y: float) -> float:
+        """Where `y` is then; above the highest panel as between two."""
+        return float(np.interp(y, places, there)) + max(y - places[-1], 0) * height / most
+
+    legends = {name: fig.layout[name] for name in fig.layout if name.startswith("legend")}
+    return {
+        name: {"domain": [min(moved(end), 1.0) for end in domain]} for name, domain in axes.items()
+    } | {name: {"y": moved(legend.y)} for name, legend in legends.items() if legend.y is not None}
 
 
 def one_above_two(**shape: object) -> go.Figure:

@@ -413,7 +413,9 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
 
 
 def _change_each(pair: Pair, share: float) -> list[str]:
-    """Replay a share with each setting changed alone; what is no replay is told."""
+    """Replay a share with each setting changed alone; what is no replay is told, as where twice the
+    sequences are more than the tokens of a step.
+    """
     asked, told = pair.asked, list[str]()
     for name, factor in CHANGED:
         if value := int(factor * getattr(asked, name)):
@@ -423,7 +425,7 @@ def _change_each(pair: Pair, share: float) -> list[str]:
                 other.rounds = pair.rounds
                 other.at(share, f"{name} {value}")
                 pair.rows += other.rows
-            except OutOfMemory as error:
+            except (ConfigError, OutOfMemory) as error:
                 told.append(f"{name} {value} was not replayed: {error}")
     if (half := asked.max_model_len // 2) <= pair.longest:
         told.append(f"max_model_len {half:,} has no room for requests of {pair.longest:,} tokens.")

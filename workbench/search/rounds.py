@@ -250,10 +250,17 @@ class Rounds:
         """One round; whether there is more to do.
 
         Its requests are aborted in both engines, whatever a step or on_round raises; what is not
-        answered by then is given up.
+        answered by then is given up. ConfigError while an engine has requests of others, whose
+        outputs would be lost.
         """
         if not self.queue and not self._in_flight:
             return False
+        for engine in (self.llm, self.prm.engine):
+            if engine.has_work:
+                raise ConfigError(
+                    f"{engine.name} has requests that are none of this search's: call step() until "
+                    "has_work is False, or abort them."
+                )
         now = self.clock.resume("bookkeeping")
         try:
             if not self.marks:
@@ -480,14 +487,16 @@ def fitting(
 def forget_pruned(search: ActiveSearch, scored: Score, llm: TokenEngine, prm: TokenEngine) -> None:
     """Tell both engines which of the beams just scored are dropped, so that their caches forget.
 
-    A strategy goes on from some beams; the others, finished ones among them, are never read again,
-    nor is anything of a problem that is answered. Its prompt is left to age: other prompts may
-    begin with the same.
+    A strategy goes on from some beams, and from what it has sampled below them; the others,
+    finished ones among them, are never read again, nor is anything of a problem that is answered.
+    Its prompt is left to age: other prompts may begin with the same.
     """
-    further = search.request.beams if isinstance(search.request, Generate) else ()
-    parents = {beam.path[:-1] for beam in further}
-    kept = [beam for beam in scored.beams if beam.path in parents]
-    dropped = [beam for beam in scored.beams if beam.path not in parents]
+    request, kept, dropped = search.request, list[Beam](), list[Beam]()
+    cut = -1 if isinstance(request, Generate) else None
+    starts = {beam.path[:cut] for beam in request.beams} if request is not None else set()
+    for beam in scored.beams:
+        lineage = (beam.path[:depth] for depth in range(1, len(beam.path) + 1))
+        (dropped if starts.isdisjoint(lineage) else kept).append(beam)
     if dropped:
         prompt, scores = search.prompt, search.scores
         lines, needed = ([[*prompt, *b.token_ids] for b in beams] for beams in (dropped, kept))

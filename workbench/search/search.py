@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -68,7 +69,8 @@ class Search:
     """A search of several problems over two engines, a round at a time; `run_search` plays all.
 
     settings: fields of SearchConfig; score_cache may also be a ScoreCache shared with other runs.
-    record: a Parquet file to be written at the end, from which the search can be replayed.
+    record: a Parquet file to be written at the end, from which the search can be replayed. Of one
+    that fails the problems answered by then are recorded, beside it as NAME.partial.parquet.
     on_round: called with its Progress at the end of each round; may raise to stop the search.
     same: whether two answers mean the same; a server's has a time limit.
     Seconds count inside `round` only, so two searches of one process can take rounds in turn, each
@@ -173,10 +175,20 @@ class Search:
                 self._set_back()
             finally:
                 self._set_back()  # whatever an interrupt of the first left
-        if self._record is not None and rounds.answered == len(self._searches):
-            record_search(self._record, self._searches, rounds, self._strategy, self.config)
-            self._record = None
+        if rounds.answered == len(self._searches):
+            self._write_recording()
         return more
+
+    def _write_recording(self) -> None:
+        """Write what `record` asks for, of the problems answered by now, unless it was written."""
+        if self._record is None:
+            return
+        answered = [search for search in self._searches if search.is_answered]
+        path = Path(self._record)
+        if len(answered) < len(self._searches):  # an older, whole one may be there
+            path = path.with_suffix(f".partial{path.suffix}")
+        record_search(path, answered, self._rounds, self._strategy, self.config)
+        self._record = None
 
     def _set_back(self) -> None:
         """Let engines record to what they did before this search, and before any that left them."""
@@ -193,19 +205,30 @@ class Search:
     def play(self) -> SearchResult:
         """Play every round that is left; the result.
 
-        An error or interrupt that ends it has as `.result` that of the problems answered by then
-        (None: there is none), and a note that says how many these are.
+        An error or interrupt that ends it has what `keep_answered` gives it.
         """
         try:
             while self.round():
                 pass
             return self.result()
         except BaseException as error:
-            done = sum(search.is_answered for search in self._searches)
-            error.result = self.result(partial=True) if done else None  # type: ignore[attr-defined]
-            where = ": see .result (in a notebook: sys.last_value.result)" if done else ""
-            error.add_note(f"{done} of {len(self._searches)} problems were answered{where}.")
+            self.keep_answered(error)
             raise
+
+    def keep_answered(self, error: BaseException) -> None:
+        """Of what ended the search: `.search` is this, `.result` that of the problems answered by
+        then, or None, and a note says how many these are. Their recording is written, too.
+        """
+        done = sum(search.is_answered for search in self._searches)
+        error.search, error.result = self, None  # type: ignore[attr-defined]
+        where = ": see .result (in a notebook: sys.last_value.result)" if done else ""
+        if done:
+            try:
+                error.result = self.result(partial=True)  # type: ignore[attr-defined]
+                self._write_recording()
+            except Exception as problem:  # answers that cannot be compared, a full disk
+                where = f"; .search.result(partial=True) raises {type(problem).__name__}: {problem}"
+        error.add_note(f"{done} of {len(self._searches)} problems were answered{where}.")
 
     def result(self, *, partial: bool = False) -> SearchResult:
         """Answers, tree and measurements; partial: of the problems answered by now (throughput and

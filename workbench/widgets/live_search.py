@@ -18,9 +18,9 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,10 +53,14 @@ MOST_BUCKETS, LEAST_BUCKET_S = 240, 0.1
 
 @dataclass(frozen=True, slots=True)
 class SharedPair:
-    """An arena and the two engines, LLM and PRM, whose caches lie in it."""
+    """An arena and the two engines, LLM and PRM, whose caches lie in it.
+
+    in_use: held by the search that runs over them.
+    """
 
     arena: KVArena
     engines: tuple[Engine, Engine]
+    in_use: Lock = field(default_factory=Lock)
 
     @property
     def policy(self) -> str:
@@ -259,6 +263,7 @@ class LiveSearch:
         self._ended_s: float | None = None
         self.result: SearchResult | None = None
         self.error: Exception | None = None
+        self._stopped: SearchStopped | None = None
 
     def _evicted(self) -> list[int]:
         """Blocks that the LLM's and the PRM's cache have evicted since the start."""
@@ -272,7 +277,10 @@ class LiveSearch:
         """
         if self.is_alive:
             raise ConfigError("This search runs already; stop it before it is started again.")
-        if any(engine.has_work for engine in self.pair.engines):
+        is_free = self.pair.in_use.acquire(blocking=False)
+        if not is_free or any(engine.has_work for engine in self.pair.engines):
+            if is_free:
+                self.pair.in_use.release()
             raise ConfigError(
                 "The pair's engines have requests of another search; stop that one, or wait for it."
             )
@@ -336,13 +344,16 @@ class LiveSearch:
         return "stopped" if self.result is None else "finished"
 
     def wait(self) -> SearchResult:
-        """The result, once it is finished. Raises what ended it: SearchStopped after `stop`."""
+        """The result, once it is finished. Raises what ended it: SearchStopped after `stop`.
+
+        Its `.result` is that of the problems answered by then, or None.
+        """
         if self._thread is None:
             raise ConfigError("This search was not started; call start() first.")
         self._thread.join()
         if self.result is None:
-            stopped = SearchStopped("The search was stopped; start it again for a result.")
-            raise self.error or stopped
+            assert self.error or self._stopped
+            raise self.error or self._stopped  # type: ignore[misc]
         return self.result
 
     def wait_for_steps(self, more: int) -> bool:
@@ -390,18 +401,24 @@ class LiveSearch:
             _SteppedBy(engine, partial(self._step, role, engine))
             for role, engine in zip(ROLES, self.pair.engines, strict=True)
         )
+        search, settings = None, self._settings
         try:
-            search, is_going = Search(self.problems, llm=llm, prm=PRM(prm), **self._settings), True
-            while is_going:
-                is_going = search.round()
+            scorer = PRM(prm, settings.get("prm_format"))
+            search = Search(self.problems, llm=llm, prm=scorer, **settings)
+            while search.round():
                 self._answered = search.progress.answered
+            self._answered = search.progress.answered
             self.result = search.result()
-        except SearchStopped:
-            pass
         except Exception as problem:  # `wait` raises it and a snapshot shows it
-            self.error = problem
+            if search is not None:
+                search.keep_answered(problem)
+            if isinstance(problem, SearchStopped):
+                self._stopped = problem
+            else:
+                self.error = problem
         finally:
             atexit.unregister(self.stop)
+            self.pair.in_use.release()
             self._ended_s = self.seconds
             self.resume()  # a pause that came too late is not the next search's
 
@@ -414,7 +431,7 @@ class LiveSearch:
                 self._origin += time.perf_counter() - self._waits_since
                 self._waits_since = None
             if self._is_stopped:
-                raise SearchStopped("The search was stopped before this step.")
+                raise SearchStopped("The search was stopped; start it again for a whole result.")
         start_s = self.seconds
         outputs = engine.step()
         end_s, arena = self.seconds, self.pair.arena

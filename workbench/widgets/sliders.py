@@ -7,7 +7,6 @@ a sentence reads it. Without a front end the sentence alone is returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,15 +74,6 @@ def split_drawing(readings: pd.DataFrame, share: float, provenance: str = "") ->
     return Drawing(fig, readings, words, {"slider_share": float(row["llm_share"])})
 
 
-def split_slider(
-    readings: pd.DataFrame, provenance: str = "", share: float = 0.3, **parameters: Any
-) -> Any:
-    """Slider, sentence and figure. share: where it starts; parameters: of 02_memory_split."""
-    slider = NumberSlider(SHARE, readings["llm_share"], share, "{:.2f}")
-    draw = partial(split_drawing, readings, provenance=provenance)
-    return _shown("02_memory_split", "split_slider", [slider], draw, parameters)
-
-
 def thrash_readings(rows: pd.DataFrame, lost: pd.DataFrame) -> pd.DataFrame:
     """One row a share: events_per_1000 and blocks of each model, again_s, wall_s.
 
@@ -117,18 +107,20 @@ def thrash_drawing(
     return Drawing(fig, readings, words, {"slider_share": float(row["llm_share"])})
 
 
-def thrash_slider(
-    rows: pd.DataFrame,
-    lost: pd.DataFrame,
-    provenance: str = "",
+def share_slider(
+    notebook: str,
+    name: str,
+    readings: pd.DataFrame,
+    draw: Callable[[float], Drawing],
     share: float | None = None,
     **parameters: Any,
 ) -> Any:
-    """Slider, sentence and figure. share: where it starts, None the largest; parameters: of 06."""
-    readings = thrash_readings(rows, lost)
+    """Slider over the measured shares, sentence and figure, saved by this name.
+
+    draw: at a share; share: where it starts, None the largest; parameters: of the notebook.
+    """
     slider = NumberSlider(SHARE, readings["llm_share"], 1.0 if share is None else share, "{:.2f}")
-    draw = partial(thrash_drawing, rows, readings, provenance=provenance)
-    return _shown("06_cache_thrashing", "thrash_slider", [slider], draw, parameters)
+    return _shown(notebook, name, [slider], draw, parameters)
 
 
 def occupancy_drawing(rows: pd.DataFrame, share: float, step: int, provenance: str = "") -> Drawing:

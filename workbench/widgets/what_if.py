@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from os import PathLike
 from typing import Any
 
 import ipywidgets
@@ -273,24 +272,22 @@ def drawings(view: View, price_per_hour: float | None = None) -> dict[str, Drawi
 
 
 def what_if(
-    recordings: Sequence[str | PathLike[str]] | None = None,
     position: Position | None = None,
     known: Sequence[Replay] = (),
     *,
     price_per_hour: float | None = None,
 ) -> Any:
-    """The widget where one can be shown, else a sentence.
+    """The widget over the thesis's pair and the package's recordings, where one can be shown, else
+    a sentence.
 
-    recordings: names or files, by default the thesis's pair and all of the package's; the
-    position's is added. position: where it starts; None: the first one's. known: replays to start
+    position: where it starts, its recording added; None: the thesis's pair. known: replays to start
     from. price_per_hour: of the device, in any currency.
     """
     if not parts.is_live():
         return parts.NOT_LIVE
-    infos = what_if_replay.find_recordings(recordings)
+    infos = what_if_replay.find_recordings()
     if position is None:
-        usual = infos.get(what_if_replay.THESIS, next(iter(infos.values())))
-        position = usual.position()
+        position = infos[what_if_replay.THESIS].position()
     if position.recording not in infos:
         infos |= what_if_replay.find_recordings([position.recording])
     return WhatIfWidget(infos, position, known, price_per_hour).box

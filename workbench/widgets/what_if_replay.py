@@ -83,12 +83,12 @@ class RecordingInfo(NamedTuple):
     header: Recording
 
     def __str__(self) -> str:
-        settings = self.header.settings.strategy_settings
+        kind, settings = self.header.settings.strategy, self.header.settings.strategy_settings
         width = f", beam width {settings['beam_width']}" if settings.get("beam_width") else ""
         models = f"LLM {self.header.llm.name}, PRM {self.header.prm.name}"
         drawn = f", drawn to {THESIS_DEPTH} steps" if self.name == THESIS else ""
         problems = f"{len(self.header.problems)} problems{drawn}"
-        return f"{models}, n = {settings.get('n', 1)}{width}, {problems}"
+        return f"{models}, {kind}, n = {settings.get('n', 1)}{width}, {problems}"
 
     def position(self, **given: Any) -> Position:
         """A position on it: what is None or not given is as recorded or USUAL, the device an H100.
