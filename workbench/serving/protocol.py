@@ -154,7 +154,7 @@ class Sampled(Asked):
     stop_token_ids: Annotated[list[Id], Field(max_length=64, fail_fast=True)] = []
     ignore_eos: bool = False
     stream: bool = False
-    stream_options: dict[Literal["include_usage"], bool] = {}  # a last chunk counts tokens
+    stream_options: dict[Literal["include_usage"], bool | None] = {}  # a last chunk counts tokens
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     return_token_ids: bool = False
 
