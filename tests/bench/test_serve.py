@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,6 +124,8 @@ def test_what_a_server_refuses_is_counted_and_not_lost() -> None:
     assert rows["tokens_per_s_c4"] == serve.NEW / 4.0
     assert rows["ttft_p99_c4"] == 0.5 and rows["itl_p50_c4"] == 0.25 and rows["e2e_p50_c4"] == 1
     assert rows["goodput_c4"] == 0  # its tokens are 0.25 s apart
+    slower = serve.Turns([answers], [0.01], slo=(0.5, 0.25))
+    assert slower.each("goodput") == [1 / 4.0]
 
 
 def test_a_peer_that_answered_nothing_has_no_ratio() -> None:
@@ -136,13 +139,57 @@ def test_a_peer_that_answered_nothing_has_no_ratio() -> None:
 
 
 def test_arrivals_and_parts() -> None:
-    """Poisson arrivals where no server is: all lost, in their time; unknown parts are refused."""
+    """Poisson arrivals where no server is: all lost, in their time; unknown parts are refused, and
+    what is no number of clients.
+    """
     url = "http://127.0.0.1:9"
     answers = asyncio.run(serve.load(url, [{"prompt": [1]}] * 20, 1, 200.0, 0))
     assert [answer.status for answer in answers] == [0] * 20
     assert 0.02 < answers[-1].sent - answers[0].sent < 2
     with pytest.raises(ConfigError, match="part"):
         next(serve.run("quick", part="other"))
+    for clients in ("1,x", "0,4", ""):
+        with pytest.raises(ConfigError, match="clients"):
+            next(serve.run("quick", clients=clients))
+
+
+def test_a_rate_is_one_load_beside_no_closed_loop(monkeypatch) -> None:
+    """Guards that rows are named by the rate, and that nothing in process is set against them."""
+    asked = list[tuple[float | None, int]]()
+
+    async def loads(url, bodies, clients, rate=None, seed=0):
+        asked.append((rate, len(bodies[0])))
+        return [[serve.Answer(0.0, 200, [0.5, 0.55], 1.0)] * len(own) for own in bodies], [0.01]
+
+    engine = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=9))
+    monkeypatch.setattr(serve, "engines_of", lambda *_: [engine])
+    monkeypatch.setattr(serve, "in_process", lambda *_: None)
+    monkeypatch.setattr(serve, "loads", loads)
+    given = {"clients": "1,4", "rate": 2.5, "url": "http://there", "slo_itl": 0.04}
+    rows = {row.name: row for row in serve.run("quick", **given)}
+    assert asked == [(None, 1), (2.5, 4 * serve.ROUNDS)]
+    assert all(name.endswith("_rate2.5") and row.peer is None for name, row in rows.items())
+    assert rows["goodput_rate2.5"].value == 0 < rows["tokens_per_s_rate2.5"].value
+
+
+def test_the_key_of_the_environment_is_sent(monkeypatch) -> None:
+    """Guards that a server which takes requests only with a key can be measured."""
+    monkeypatch.setenv("WORKBENCH_API_KEY", "secret")
+    seen = list[bytes]()
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nrunning 3\n")
+        writer.close()
+
+    async def scenario() -> list[float]:
+        async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            await serve.ask(url, {"prompt": [1]})
+            return await asyncio.to_thread(serve.metrics_of, url, "running")
+
+    assert asyncio.run(scenario()) == [3.0]
+    assert len(seen) == 2 and all(b"Authorization: Bearer secret\r\n" in head for head in seen)
 
 
 def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path) -> None:

@@ -297,7 +297,9 @@ def test_heavy_work_is_not_the_event_loop_s(service, monkeypatch):
 
 
 def test_keys_deadlines_and_a_full_queue():
-    """401, 504 with the blocks freed, 503; a stream that is late ends with the client's error."""
+    """401, 504 with the blocks freed, 503 whatever n is; a stream that is late ends with the
+    client's error.
+    """
     with running((SOLVER,), api_key="secret", max_queue=0) as service:
         url = f"{service.url}/v1"
         with pytest.raises(openai.AuthenticationError) as wrong:
@@ -311,6 +313,15 @@ def test_keys_deadlines_and_a_full_queue():
         with pytest.raises(openai.InternalServerError) as full:
             client.completions.create(**asked)
         assert full.value.status_code == 503 and full.value.response.headers["retry-after"] == "1"
+        busy.close()
+        require_idle(service)
+        busy = client.completions.create(**asked, max_tokens=400, stream=True)
+        next(busy)
+        with pytest.raises(openai.InternalServerError, match=f"{places} more are too many"):
+            client.completions.create(**asked, n=places)  # one of them would wait
+        with pytest.raises(openai.BadRequestError) as never:
+            client.completions.create(**asked, n=places + 1)
+        assert never.value.param == "n"
         busy.close()
     with running((f"{SOLVER}=16MiB",), timeout=0.3) as service:
         client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)

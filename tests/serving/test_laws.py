@@ -7,11 +7,13 @@ import json
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -152,6 +154,26 @@ def test_an_end_finishes_what_is_in_flight_or_says_503():
                 return await asked
 
             assert asyncio.run(ending()) == wanted
+        assert json.loads(asyncio.run(service.health()).body) == {"status": "closing"}
+
+
+def test_a_body_that_does_not_end_is_late_and_holds_up_no_end():
+    """Guards that its 504 comes in time, and that the server's end is told to it like to others."""
+
+    def half_a_request(port):
+        head = "POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            client.sendall(f"{head}Content-Length: 99\r\n\r\n{{".encode())
+            return int(client.recv(1000).split()[1])
+
+    with running(("tiny-solver",), timeout=2.0, grace=0) as service, ThreadPoolExecutor(1) as one:
+        port = int(service.url.rpartition(":")[2])
+        assert half_a_request(port) == 504
+        until(lambda: not service.calls)
+        last = one.submit(half_a_request, port)
+        until(lambda: service.calls)
+        service.on_failure()  # as a signal would
+        assert last.result(timeout=30) == 503
 
 
 def test_the_command_serves_and_ends_with_a_signal():
@@ -187,6 +209,16 @@ def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path, capsys):
         assert said in shown and "Traceback" not in shown
 
 
+def test_a_port_in_use_ends_the_command_before_it_loads(monkeypatch, capsys):
+    """Guards that it is named, with status 2."""
+    monkeypatch.setattr(server, "Server", None)  # which would load
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "tiny-solver", "--port", port]) == 2
+    shown = capsys.readouterr().err
+    assert f"port {port}" in shown and "Traceback" not in shown
+
+
 def test_when_the_engine_thread_dies_nothing_hangs():
     """A fault outside a step: what is in flight gets 503, and the server ends with the fault."""
     with running(("tiny-solver",)) as service:
@@ -194,6 +226,7 @@ def test_when_the_engine_thread_dies_nothing_hangs():
         service.thread._step = None  # the next call of it fails
         assert asyncio.run(_one_more(port)) == [503]
         assert isinstance(service.failure, TypeError)
+        assert json.loads(asyncio.run(service.health()).body) == {"status": "failed"}
 
 
 def test_a_request_that_cannot_be_admitted_fails_alone(service):
@@ -341,13 +374,12 @@ def test_proofs_have_a_time_limit(monkeypatch):
 def test_what_a_client_that_is_gone_did_not_read_is_dropped():
     """The reason comes first, whatever waits: nothing is rendered for nobody."""
 
-    class Gone:
-        async def receive(self):
-            return {"type": "http.disconnect"}
+    async def gone():
+        return {"type": "http.disconnect"}
 
     async def scenario():
-        service = SimpleNamespace(config=SimpleNamespace(timeout=60.0), calls=set())
-        call = server.Call(service, Gone())
+        service = SimpleNamespace(config=SimpleNamespace(timeout=60.0, max_body=9), calls=set())
+        call = server.Call(service, gone)
         for token in range(1000):
             call.put(token)
         await asyncio.sleep(0.01)
@@ -374,3 +406,15 @@ def test_a_search_given_up_while_it_waits_leaves_its_place(service, monkeypatch)
     assert run.state["status"] == "failed" and "given up" in run.state["error"]
     held.set()
     assert run.played.cancelled() and len(begun) == server.MOST_SEARCHES
+
+
+def test_a_search_given_up_asks_for_nothing_more(service, monkeypatch):
+    """Guards that one which is cancelled before it submits does not fill the queue."""
+    asked, told = list[Job](), list[Refused]()
+    monkeypatch.setattr(service.thread, "submit", asked.extend)
+    pair = searches.pair_of([*service.thread.engines.values()])
+    body = ChatRequest(**(CHAT | {"model": "search/best_of_n"}))
+    run = SearchRun(body, service.thread, pair, service._proofs)
+    run.cancel()
+    run.play(told.append)
+    assert not asked and run.state["status"] == "failed" and told[0].status == 503

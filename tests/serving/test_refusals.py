@@ -7,6 +7,7 @@ from shutil import copytree
 from urllib.parse import urlsplit
 
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from tests.serving.conftest import require_idle, running
 from workbench.models.registry import find_model
@@ -59,6 +60,7 @@ CASES = [
     (CHATS, CHAT | {"model": "search/beam", "search": {"temperature": 10**400}}, "search"),
     (CHATS, CHAT | {"model": "search/beam", "messages": LONG_CHAT}, "messages"),
     (CHATS, CHAT | {"model": "search/beam", "stop": "x"}, "stop"),
+    (CHATS, CHAT | {"model": "search/beam", "stop": "x", "n": 2, "logprobs": True}, "logprobs"),
     (CHATS, CHAT | {"model": "search/beam", "messages": CHAT["messages"] * 2}, "messages"),
     ("/generative_scoring", PRM | {"label_token_ids": [10**6]}, "label_token_ids"),
     ("/generative_scoring", PRM | {"items": []}, "items"),
@@ -123,6 +125,40 @@ def test_what_is_wrong_is_refused_by_name(service, path, body, field):
     assert error["message"] and "Traceback" not in error["message"]
 
 
+def test_what_asks_for_nothing_is_as_good_as_absent(service):
+    """Guards that a chat goes on with a reply as the `openai` client writes it, nulls and all, and
+    that a search takes fields at their defaults.
+    """
+    reply = ChatCompletionMessage(role="assistant", content="2").model_dump()
+    assert None in reply.values()
+    part = {"type": "text", "text": "Compute 1+1.", "image_url": None}
+    chat = [{"role": "user", "content": [part]}, reply, *CHAT["messages"]]
+    status, text = ask(service, CHATS, CHAT | {"messages": chat, "max_tokens": 2})
+    assert status == 200, text
+    nothing = {"n": 1, "logprobs": False, "stop": [], "ignore_eos": False}
+    search = {"model": "search/best_of_n", "search": {"n": 4}}
+    status, text = ask(service, CHATS, CHAT | search | nothing)
+    assert status == 200, text
+
+
+def test_critiques_count_as_beams(service):
+    """Guards that a search is refused by what it may ask for at a time, as its n is."""
+    body = CHAT | {"model": "search/beam", "search": {"n": 64, "critiques": 5}}
+    status, text = ask(service, CHATS, body)
+    assert status == 400 and b"n times critiques is 256 at most" in text
+
+
+def test_the_nearest_field_is_named(service):
+    """Guards that an unknown field is refused with the nearest one of the same endpoint, if any."""
+    for path, body, hint in (
+        (COMPLETIONS, TEXT | {"temprature": 1}, " Did you mean 'temperature'?"),
+        ("/tokenize", TEXT | {"temprature": 1}, ""),
+        (COMPLETIONS, TEXT | {"echo": True}, ""),
+    ):
+        told = json.loads(ask(service, path, body)[1])["error"]["message"]
+        assert told.endswith(f"leave it out.{hint}"), told
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "status", "param"),
     [
@@ -171,6 +207,7 @@ def test_paths_and_the_server_afterwards(service):
         ("/nothing", None, 404, "path"),
         ("/health", b"{}", 405, "method"),
         (COMPLETIONS, TEXT | {"model": "gpt-4o"}, 404, "model"),
+        (COMPLETIONS, TEXT | {"model": "search/beam"}, 400, "model"),
     ):
         found, text = ask(service, path, body)
         assert found == status and json.loads(text)["error"]["param"] == param

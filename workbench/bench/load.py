@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
+from workbench.bench import serve
 from workbench.bench.record import meanwhile
 from workbench.bench.serve import Bodies, bodies_of, loads, metrics_of, ours, served, summary
 from workbench.config import AtLeastOne, check
@@ -121,8 +122,8 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
     with served(command) as url:
         for step, share in enumerate(tqdm(plan.shares, desc="splits")):
             split = json.dumps({"shares": {models[0]: share, models[1]: 1 - share}}).encode()
-            kind = {"Content-Type": "application/json"}
-            asked_for = urllib.request.Request(f"{url}/arena/split", split, kind)
+            headers = {"Content-Type": "application/json"} | serve.authorization()
+            asked_for = urllib.request.Request(f"{url}/arena/split", split, headers)
             urllib.request.urlopen(asked_for).close()
             asked = [
                 plan.bodies(m, count * plan.rounds, 10 * step + k)

@@ -1,16 +1,17 @@
 """Load on a server: what clients wait for, and what the server brings, by the number of clients.
 
 Closed loop: each of the clients asks anew once it has its answer. --rate: requests arrive by a
-Poisson process, answered or not. Prompts of 128 random tokens (--part shared: the first 96 are the
-same; two: of two models in one memory, so many clients each, the second one's weights random), 64
-new ones, greedy, end of sequence ignored, streamed. The fields are those of `vllm bench serve`:
-ttft, to the first token; itl, between tokens; e2e, to the end; goodput, requests a second that keep
-SLO. The peer of tokens_per_s is the same engine in this process, which generates for as many
+Poisson process, answered or not; one load, `_rateN`, of as many as the most clients would ask.
+Prompts of 128 random tokens (--part shared: the first 96 are the same; two: of two models in one
+memory, so many clients each, the second one's weights random), 64 new ones, greedy, end of sequence
+ignored, streamed. The fields are those of `vllm bench serve`: ttft, to the first token; itl,
+between tokens; e2e, to the end; goodput, requests a second within --slo-ttft and --slo-itl. The
+peer of a closed loop's tokens_per_s is the same engine in this process, which generates for as many
 prompts at a time. `@PEER`: the servers of `make bench-peers`, on the same weights, threads and
 prompts, vLLM's in float32 and, where the processor multiplies it, bfloat16. over_sequential:
 tokens_per_s over that of one client, beside what decoding and prefill gain in process. health_p99
 is what /health takes meanwhile: how long the event loop lets a request wait. The client shares the
-servers' cores.
+servers' cores; it sends the key of WORKBENCH_API_KEY, if any.
 
 Servers stay up. In a turn all take the same fresh prompts, one after the other, number after number
 of clients, in an order that alternates from turn to turn. Rates are medians of turns, ratios those
@@ -51,6 +52,7 @@ from workbench.config import EngineConfig
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
+from workbench.errors import ConfigError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import MarginalValue
 from workbench.models.registry import DUMMY
@@ -59,9 +61,9 @@ from workbench.search.answers import check_choice
 REPEATS = {"quick": 1, "default": 3, "full": 5}  # turns
 ROUNDS = 3  # requests a client a turn
 TOKENS, SHARED, NEW = 128, 96, 64
-SLO = {"ttft": 1.0, "itl": 0.1}  # seconds; of a request's mean itl
+SLO = (1.0, 0.1)  # seconds to the first token, and of the mean between a request's tokens
 MODE: dict[str, Any] = {"prompt_tokens": TOKENS, "new_tokens": NEW, "rounds": ROUNDS}
-MODE |= {"slo_s": SLO, "batch_invariant": True}
+MODE |= {"batch_invariant": True}
 SHARES = (50, 95, 99)  # percentiles
 EVERY = 0.2  # seconds between two looks at /health: fifty a second were a load of their own
 REFUSALS = {"refused": 503, "late": 504}
@@ -102,15 +104,16 @@ class Turns:
 
     answers: list[list[Answer]] = field(default_factory=list)
     health: list[float] = field(default_factory=list)
+    slo: tuple[float, float] = SLO
 
     def each(self, name: str) -> list[float]:
         """Of each turn tokens_per_s, or a value of `summary`."""
         own, tokens = ("served", NEW) if name == RATE else (name, 1)
-        return [tokens * summary(answers)[own] for answers in self.answers]
+        return [tokens * summary(answers, self.slo)[own] for answers in self.answers]
 
     def whole(self) -> dict[str, float]:
         """Of all turns: rates are medians, all else is of all requests."""
-        found = {RATE: 0.0} | summary([*chain(*self.answers)])
+        found = {RATE: 0.0} | summary([*chain(*self.answers)], self.slo)
         found |= percentiles({"health": self.health})
         del found["served"], found["little"]
         return found | {name: float(np.median(self.each(name))) for name in (RATE, "goodput")}
@@ -135,11 +138,13 @@ def run(
     peers: str = "none",
     seed: int = 0,
     repeats: int | None = None,
+    slo_ttft: float = SLO[0],
+    slo_itl: float = SLO[1],
 ) -> Iterator[Row]:
     """The rows of `workbench bench serve`, after the last turn; repeats: turns."""
     check_choice("part", part, ("distinct", "shared", "two"))
-    counts, two = [int(each) for each in clients.split(",")], part == "two"
-    models, most = (model, f"{DUMMY}{model}") if two else (model,), max(counts)
+    counts, two, slo = counts_of(clients, rate), part == "two", (slo_ttft, slo_itl)
+    models, most = (model, f"{DUMMY}{model}") if two else (model,), max(counts.values())
     chosen = [] if two else [name for name in chosen_peers(peers) if name != TRANSFORMERS]
     engines = engines_of(models, most)
     random = np.random.default_rng(seed)
@@ -154,21 +159,22 @@ def run(
     in_process(engines, first := prompts(1), 1)  # kernels are compiled
     with ExitStack() as running:
         up = served(ours(models, most)) if url is None else nullcontext(url)
-        urls: dict[str, str | None] = {ALONE: None, "": running.enter_context(up)}
+        urls: dict[str, str | None] = {ALONE: None} if rate is None else {}
+        urls[""] = running.enter_context(up)
         commands = peer_commands(model, most, chosen)
         for name, command in commands.items():
             try:
                 urls[name] = running.enter_context(served(command))
             except PeerError as error:
                 warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
-        found = {count: {name: Turns() for name in urls} for count in counts}
-        turns = range(repeats or REPEATS[profile])
-        for turn, count in tqdm([*product(turns, counts)], desc="loads", leave=False):
+        found = {label: {name: Turns(slo=slo) for name in urls} for label in counts}
+        turns = product(range(repeats or REPEATS[profile]), counts.items())
+        for turn, (label, count) in tqdm([*turns], desc="loads", leave=False):
             asked = prompts(count * ROUNDS)
             if part == "shared":
                 asked[0][:, :SHARED] = prefix
             for name, where in in_turn(urls.items(), turn):
-                own = found[count][name]
+                own = found[label][name]
                 if where is None:
                     own.answers.append(in_process(engines, asked, count))
                     continue
@@ -177,19 +183,27 @@ def run(
                 answers, health = asyncio.run(loads(where, bodies(asked), *how))
                 own.answers.append([*chain(*answers)])
                 own.health += health
-    for count, each in found.items():
-        suffix = f"{'two_' * two}c{count}"
-        yield from rows_of(each[""], each[ALONE], ALONE, suffix)
-        for name in [*urls][2:]:
+    for label, each in found.items():
+        suffix = f"{'two_' * two}{label}"
+        yield from rows_of(each[""], each.get(ALONE), ALONE, suffix)
+        for name in [name for name in commands if name in urls]:
             yield from rows_of(each[""], each[name], commands[name].label, f"{suffix}@{name}")
-        if count > 1 and 1 in found and not two:
-            one = found[1]
+        if counts[label] > 1 and "c1" in found and not two:
+            one = found["c1"]
             gains, alone = (
                 [a / b if b else math.nan for a, b in zip(each[n].each(RATE), one[n].each(RATE))]
                 for n in ("", ALONE)
             )
             row = f"over_sequential_{suffix}"
             yield median_row(row, gains, "ratio", peer=ALONE, peers=alone, **ENDS)
+
+
+def counts_of(clients: str, rate: float | None) -> dict[str, int]:
+    """Clients at a time of each load, by what its rows are called; of a rate there is one load."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", clients):
+        raise ConfigError(f"clients is {clients!r}; allowed: whole numbers from 1 and commas: 1,4.")
+    counts = {f"c{each}": int(each) for each in clients.split(",")}
+    return counts if rate is None else {f"rate{rate:g}": max(counts.values())}
 
 
 def engines_of(models: Sequence[str], most: int) -> list[Engine]:
@@ -225,15 +239,15 @@ def in_process(engines: Sequence[Engine], asked: Sequence[np.ndarray], count: in
     return [Answer(start, 200, [end], end)] * sum(map(len, asked))
 
 
-def rows_of(ours: Turns, theirs: Turns, label: str, suffix: str) -> Iterator[Row]:
-    """What a load comes to, beside the same in process; or beside a peer what is COMPARED, and how
-    many of its requests were refused or lost.
+def rows_of(ours: Turns, theirs: Turns | None, label: str, suffix: str) -> Iterator[Row]:
+    """What a load comes to, beside the same in process if that was asked; or beside a peer what is
+    COMPARED, and how many of its requests were refused or lost.
     """
-    mine, other, repeats = ours.whole(), theirs.whole(), len(ours.answers)
+    mine, other, repeats = ours.whole(), theirs.whole() if theirs else {}, len(ours.answers)
     compared = (RATE,) if label == ALONE else COMPARED
     for name, value in mine.items():
         row, unit = f"{name}_{suffix}", UNITS.get(name, "s" if "_p" in name else "requests")
-        if name in compared:
+        if theirs is not None and name in compared:
             sides: dict[str, Any] = {"values": ours.each(name), "peers": theirs.each(name)}
             found = median_row(row, unit=unit, peer=label, less=name != RATE, **sides, **ENDS)
             yield replace(found, value=value, peer_value=other[name])
@@ -343,13 +357,20 @@ def is_ready(url: str) -> bool:
 
 def metrics_of(url: str, *names: str) -> list[float]:
     """What a server's /metrics says of each, over all its labels. names: regular expressions."""
-    with urllib.request.urlopen(f"{url}/metrics") as answer:
+    asked = urllib.request.Request(f"{url}/metrics", headers=authorization())
+    with urllib.request.urlopen(asked) as answer:
         text = answer.read().decode()
     lines = (rf"^{name}(?:\{{.*\}})? (\S+)$" for name in names)
     return [sum(map(float, re.findall(line, text, re.MULTILINE))) for line in lines]
 
 
 # -- the client --
+
+
+def authorization() -> dict[str, str]:
+    """The header that carries the key of WORKBENCH_API_KEY, which servers take too; or none."""
+    key = os.environ.get("WORKBENCH_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 async def load(
@@ -427,6 +448,7 @@ async def ask(url: str, body: dict[str, object]) -> Answer:
     place, line = urlsplit(url), "POST /v1/completions" if body else "GET /health"
     host, port = place.hostname or "127.0.0.1", place.port or 80
     head = f"{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in authorization().items())
     head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
     loop = asyncio.get_running_loop()
     try:
@@ -439,9 +461,10 @@ async def ask(url: str, body: dict[str, object]) -> Answer:
     return answer
 
 
-def summary(answers: Sequence[Answer]) -> dict[str, float]:
+def summary(answers: Sequence[Answer], slo: tuple[float, float] = SLO) -> dict[str, float]:
     """What clients see of a load: percentiles of seconds, answers and good ones a second (served,
-    goodput), requests inside by Little's law, and how many got no answer, by the reason.
+    goodput: within slo), requests inside by Little's law, and how many got no answer, by the
+    reason.
     """
     good = [a for a in answers if a.status == 200 and a.chunks]
     wall = max(a.ended for a in answers) - min(a.sent for a in answers)
@@ -453,7 +476,7 @@ def summary(answers: Sequence[Answer]) -> dict[str, float]:
     }
     found = percentiles(seconds)
     waits = zip(seconds["ttft"], (float(np.mean(each or [0])) for each in gaps))
-    kept = sum(first <= SLO["ttft"] and between <= SLO["itl"] for first, between in waits)
+    kept = sum(first <= slo[0] and between <= slo[1] for first, between in waits)
     found |= {
         "served": len(good) / wall,
         "goodput": kept / wall,

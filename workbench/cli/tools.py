@@ -336,6 +336,8 @@ Measured = Annotated[dict[str, Any], [
     option("part", str, "memory: starts, arena, sharing; serve: shared, two"),
     option("clients", str, "serve: at a time (default: 1,4,16,64)"),
     option("rate", float, "serve: requests a second, arriving by chance", min=0.001),
+    option("slo_ttft", float, "serve: seconds to a good request's first token (default: 1)", min=0),
+    option("slo_itl", float, "serve: between its tokens, the mean (default: 0.1)", min=0),
     option("url", str, "serve: of a server that runs already"),
 ]]  # fmt: skip
 Benchmark = Literal["engine", "search", "identity", "memory", "prm", "kernels", "replay", "reenact",

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workbench.core import RequestOutput, SamplingParams, SamplingRows, Sequence, Tag
+from workbench.core import CacheRoom, RequestOutput, SamplingParams, SamplingRows, Sequence, Tag
 from workbench.engine import requests
 from workbench.engine.executor import sample
 from workbench.engine.requests import Prompt
@@ -41,7 +41,7 @@ class ForeignEngine(ABC):
     """
 
     capabilities: frozenset[str] = frozenset()
-    cache_room = None
+    cache_room: CacheRoom | None = None
     max_model_len: int
     fingerprint: str
 

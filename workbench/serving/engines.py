@@ -24,7 +24,6 @@ from prometheus_client.registry import Collector
 from workbench.core import RequestOutput, SamplingParams, ScoreParams
 from workbench.core import Sequence as EngineSequence
 from workbench.engine.engine import Engine
-from workbench.engine.requests import encoded
 from workbench.errors import StepError, WorkbenchError
 from workbench.kvcache.arena import KVArena
 from workbench.serving.protocol import Logprobs, Refused
@@ -36,9 +35,7 @@ CLOSING = "The server is shutting down."
 class ServedEngine(Engine):
     """An Engine whose requests can be watched while they run."""
 
-    def admit(self, job: Job) -> EngineSequence:
-        """Queue a job; its sequence, which grows with every step. Raises PromptError."""
-        return self._queue(encoded(self.tokenizer, job.token_ids), job.params, job.score)
+    admit = Engine._queue  # its sequence, which grows with every step
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +47,7 @@ class Job:
     """
 
     model: str
-    token_ids: Sequence[int]
+    token_ids: list[int]
     sink: Callable[[Job], None]
     params: SamplingParams | None = None  # exactly one of params and score
     score: ScoreParams | None = None
@@ -123,7 +120,7 @@ class EngineThread(threading.Thread):
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue jobs of one model and kind, all or none.
 
-        Refused where max_queue requests wait already, or none may and the engine has no place.
+        Refused where more than max_queue would wait, beside those that the engine has a place for.
         """
         name, inner = jobs[0].model, jobs[0].inner
         with self._changed:
@@ -132,8 +129,8 @@ class EngineThread(threading.Thread):
             waiting = self._waiting[name]
             turns = [turn for _, turn, _, job in waiting if job.inner is inner]
             at_once = max(0, self._places(name) - (len(waiting) - len(turns)))
-            if not inner and len(turns) >= self._max_queue + at_once:
-                full = f"{len(turns)} requests wait for {name}, the most allowed"
+            if not inner and len(turns) + len(jobs) > self._max_queue + at_once:
+                full = f"{len(turns)} requests wait for {name}, {len(jobs)} more are too many"
                 raise Refused(503, f"{full}; try again.", code="queue_full")
             last = max(turns, default=self._turn[name])  # of its kind: then the k-th waits for k
             for turn, job in enumerate(jobs, last + 1):  # of the other kind at most
@@ -196,14 +193,10 @@ class EngineThread(threading.Thread):
 
     def _serve(self) -> None:
         """Until it is closed: take in and out what changed, step, tell."""
-
-        def has_work() -> bool:
-            queues = *self._waiting.values(), *self._running.values()
-            return self._closed or bool(self._unwanted) or any(queues)
-
+        queues = [*self._waiting.values(), *self._running.values()]
         while True:
             with self._changed:
-                self._changed.wait_for(has_work)
+                self._changed.wait_for(lambda: self._closed or self._unwanted or any(queues))
                 if self._closed:
                     return
                 unwanted, self._unwanted = self._unwanted, []
@@ -218,7 +211,8 @@ class EngineThread(threading.Thread):
                         admitted.append(job)
             for job in admitted:
                 try:
-                    job.sequence = self.engines[job.model].admit(job)
+                    wanted = job.token_ids, job.params, job.score
+                    job.sequence = self.engines[job.model].admit(*wanted)
                 except WorkbenchError as error:
                     self._fail([job], error)
                 except Exception as error:  # of memory, or a fault of ours: it fails alone

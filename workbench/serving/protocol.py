@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal, Self
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError, ValidationError
 from starlette.exceptions import HTTPException
 
 from workbench.core import RequestOutput, SamplingParams
-from workbench.errors import ModelError, PromptError, WorkbenchError
+from workbench.errors import ModelError, PromptError, WorkbenchError, nearest
 
 log = logging.getLogger(__name__)
 MOST_CHOICES = 128  # of one request: prompts times n
@@ -79,19 +80,20 @@ class Refused(WorkbenchError):
     @classmethod
     def _of(cls, found: Mapping[str, Any]) -> Refused:
         """Of the first thing that pydantic found wrong."""
-        code, message = found["type"], found["msg"]
+        code, message, hint = found["type"], found["msg"], ""
         if code == "json_invalid":
             return cls(400, f"The body is no valid JSON: {found['ctx']['error']}.", "body")
         # without what names the kinds of a union: str, list[...], constrained-str
         place = [p for p in map(str, found["loc"][1:]) if re.fullmatch(r"(?!str$|int$)\w+", p)]
         param = ".".join(place) or "body"
-        if code == "extra_forbidden":
-            code, message = "unknown_parameter", "there is no such field; leave it out"
-            if param in NO_EFFECT:
-                code, message = "unsupported_parameter", "it is not supported; leave it out"
+        if code == "extra_forbidden" and param in NO_EFFECT:
+            code, message = "unsupported_parameter", "it is not supported; leave it out"
+        elif code == "extra_forbidden":
+            code, hint = "unknown_parameter", message  # of `Strict`
+            message = "there is no such field; leave it out"
         elif code != "missing":
             message += f", given {reprlib.repr(found.get('input'))}"  # cut short, however deep
-        return cls(400, f"{param}: {message}.", param, code)
+        return cls(400, f"{param}: {message}.{hint}", param, code)
 
 
 # -- requests --
@@ -112,20 +114,25 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-
-class Asked(Strict):
-    """What all requests have. user: accepted, since it changes no answer."""
-
-    model: str
-    user: str | None = None
-
     @model_validator(mode="before")
     @classmethod
     def _without_what_asks_nothing(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
         asked = {name: value for name, value in given.items() if value is not None}
-        return {n: value for n, value in asked.items() if value not in NO_EFFECT.get(n, ())}
+        asked = {n: value for n, value in asked.items() if value not in NO_EFFECT.get(n, ())}
+        for name in (name for name in asked if name not in cls.model_fields):
+            hint = PydanticCustomError("extra_forbidden", nearest(name, [*cls.model_fields]))
+            wrong: Any = {"type": hint, "loc": (name,), "input": asked[name]}
+            raise ValidationError.from_exception_data(cls.__name__, [wrong])
+        return asked
+
+
+class Asked(Strict):
+    """What all requests have. user: accepted, since it changes no answer."""
+
+    model: str
+    user: str | None = None
 
 
 class Sampled(Asked):
@@ -147,7 +154,7 @@ class Sampled(Asked):
     stop_token_ids: Annotated[list[Id], Field(max_length=64, fail_fast=True)] = []
     ignore_eos: bool = False
     stream: bool = False
-    stream_options: dict[Literal["include_usage"], bool] = {}  # a last chunk counts tokens
+    stream_options: dict[Literal["include_usage"], bool | None] = {}  # a last chunk counts tokens
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     return_token_ids: bool = False
 

@@ -19,7 +19,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from workbench.config import StrategyConfig
-from workbench.core import RequestOutput, SamplingParams, ScoreParams, Tag
+from workbench.core import Sequence as EngineSequence
+from workbench.engine.foreign import ForeignEngine
 from workbench.errors import ConfigError, ModelError
 from workbench.experiments.execute import make_search
 from workbench.search import variants
@@ -32,7 +33,6 @@ from workbench.serving import protocol
 from workbench.serving.engines import EngineThread, Job, ServedEngine
 from workbench.serving.protocol import ChatRequest, Refused
 
-Ids = Sequence[int]
 STRATEGIES = {f"search/{name.removesuffix('_search')}": name for name in variants.STRATEGIES}
 MOST_BEAMS = 256
 PROOF_SECONDS = 3.0  # of one comparison
@@ -43,67 +43,56 @@ GIVEN_UP = "The search was given up."
 SHOWN = ["node_id", "parent_id", "depth", "step_tokens", "score", "kept", "finished", "text"]
 
 
-class EngineClient:
-    """A served engine as one search sees it: a TokenEngine with that search's requests alone.
+class EngineClient(ForeignEngine):
+    """A served engine as one search sees it, with that search's requests alone.
 
-    What is not of requests it leaves to the engine. Used by one thread, which waits in `step`;
-    `cancel` ends the wait from any other.
+    Used by one thread, which waits in `step`; `cancel` ends the wait from any other.
     """
 
     capabilities = frozenset({"token_identity"})
 
     def __init__(self, thread: EngineThread, engine: ServedEngine, priority: int) -> None:
-        self._thread, self._engine, self._priority = thread, engine, priority
-        self._numbers, self._jobs = count(), dict[int, Job]()
+        # without ForeignEngine's, which reads a model's files: the engine has
+        self.name, self.architecture = engine.name, engine.architecture
+        self.tokenizer, self.fingerprint = engine.tokenizer, engine.fingerprint
+        self.max_model_len, self.value_outputs = engine.max_model_len, engine.value_outputs
+        self.cache_room, self._vocab = engine.cache_room, engine.spec.vocab
+        self._numbers, self._pending, self._held = count(), {}, {}
+        self._thread, self._priority = thread, priority
         self._inbox: SimpleQueue[tuple[int, Job] | Refused] = SimpleQueue()
+        self.refused: Refused | None = None  # once it was cancelled
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def add(self, prompt: Ids, params: SamplingParams, *, tag: Tag | None = None) -> int:
-        """Queue a prompt; returns its request id."""
-        return self._submit(prompt, params=params)
-
-    def add_score(
-        self, token_ids: Ids, positions: Ids, columns: Ids, *, tag: Tag | None = None
-    ) -> int:
-        """Queue a request for logits [positions, columns]."""
-        return self._submit(token_ids, score=ScoreParams(tuple(positions), tuple(columns)))
-
-    def _submit(self, token_ids: Ids, **how: Any) -> int:
-        number, name = next(self._numbers), self._engine.name
-        own: dict[str, Any] = {"priority": self._priority, "inner": True, **how}
-        job = Job(name, token_ids, lambda job: self._inbox.put((number, job)), **own)
-        self._jobs[number] = job
+    def _started(self, sequence: EngineSequence) -> Job:
+        if self.refused is not None:
+            raise self.refused
+        number = sequence.request_id
+        own: dict[str, Any] = {"params": sequence.params, "score": sequence.score, "inner": True}
+        own["priority"] = self._priority
+        job = Job(self.name, sequence.token_ids, lambda job: self._inbox.put((number, job)), **own)
         self._thread.submit([job])
-        return number
+        return job
 
-    def step(self) -> list[RequestOutput]:
-        """Wait for requests that finish; raises what `cancel` was given."""
-        outputs: list[RequestOutput] = []
-        while not outputs or not self._inbox.empty():
+    def _advance(self) -> None:
+        """Raises what `cancel` was given."""
+        while not self._held or not self._inbox.empty():
             news = self._inbox.get()
             if isinstance(news, Refused):
                 raise news
             number, job = news
-            if self._jobs.pop(number, None) is not None:
+            if self._pending.pop(number, None) is not None:
                 assert job.output is not None
-                outputs.append(replace(job.output, request_id=number))
-        return outputs
+                self._held[number] = replace(job.output, request_id=number)
 
     def cancel(self, why: Refused) -> None:
-        """The search's wait raises this; the search then aborts what it asked for."""
+        """What the search waits for or asks next raises this; it then aborts what it asked for."""
+        self.refused = why
         self._inbox.put(why)
 
     def abort(self, request_id: int) -> None:
-        """Drop a request; unknown or finished ids are ignored."""
-        if (job := self._jobs.pop(request_id, None)) is not None:
+        """As every engine; the served one is told."""
+        if (job := self._pending.get(request_id)) is not None:
             self._thread.abort([job])
-
-    @property
-    def has_work(self) -> bool:
-        """Whether any of its requests waits or runs."""
-        return bool(self._jobs)
+        super().abort(request_id)
 
 
 class Proofs:
@@ -157,7 +146,7 @@ class SearchRun:
     """
 
     def __init__(self, body: ChatRequest, thread: EngineThread, pair: Pair, proofs: Proofs) -> None:
-        for name in body.model_fields_set - TAKEN:
+        for name in sorted(body.model_dump(exclude=TAKEN, exclude_defaults=True)):
             message = f"{name} is no setting of {body.model}; its own are fields of `search`."
             raise Refused(400, message, name)
         chat = [message.model_dump() for message in body.messages]
@@ -174,13 +163,13 @@ class SearchRun:
             self._config = StrategyConfig.from_dict(given | body.search)
         except (ValueError, OverflowError) as error:  # of a whole number beyond any float
             raise Refused(400, str(error), "search") from error
-        if self._config.n > MOST_BEAMS or self._config.strategy != given["strategy"]:
-            message = f"search.n is {MOST_BEAMS} at most, and the model names the strategy."
+        asked = self._config.n * (self._config.critiques or 1)
+        if asked > MOST_BEAMS or self._config.strategy != given["strategy"]:
+            message = f"n times critiques is {MOST_BEAMS} at most; the model names the strategy."
             raise Refused(400, message, "search")
         self._seed = secrets.randbits(63) if body.seed is None else body.seed
         self._clients = [EngineClient(thread, engine, body.priority) for engine in pair]
-        self._proofs, self._given_up = proofs, False
-        self._streams, self._num_asked = body.stream, 0
+        self._proofs, self._streams, self._num_asked = proofs, body.stream, 0
         kind = "chat.completion" + ".chunk" * body.stream
         self.head = protocol.head(kind, "search", body.model)
         self.state = {"id": self.head["id"], "model": body.model, "status": "waiting"}
@@ -191,8 +180,6 @@ class SearchRun:
         """Every round, in the thread that calls. tell: is handed events of an answer, of a stream's
         each round too, and None at their end; or what ends it.
         """
-        llm: Any  # TokenEngines, which leave most to the engine
-        prm: Any
         llm, prm = self._clients
         config, self.state["status"] = self._config, "running"
         try:
@@ -213,15 +200,14 @@ class SearchRun:
 
     def cancel(self) -> None:
         """From any thread: it ends, and what it asked for is aborted."""
-        self._given_up = True
         for client in self._clients:
             client.cancel(Refused(503, GIVEN_UP))
         if self.played is not None and self.played.cancel():  # it had not begun
             self.state |= {"status": "failed", "error": GIVEN_UP}
 
     def _same(self, reference: str, given: str) -> bool:
-        if self._given_up:
-            raise Refused(503, GIVEN_UP)
+        if (why := self._clients[0].refused) is not None:
+            raise why
         return same_answer(reference, given, self._proofs)
 
     def usage(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, suppress
@@ -22,7 +23,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import uvicorn
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from numpy.typing import NDArray
@@ -53,9 +54,9 @@ ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circu
 class ServeConfig:
     """One server. models: names, or all of them NAME=SIZE of KV cache; memory: of all KV caches.
 
-    max_queue: requests of a model that may wait, 0: each is taken at once or refused; timeout:
-    seconds to an answer; grace: seconds for those in flight when the server is to end; max_body:
-    bytes of a request.
+    max_queue: sequences of a model that may wait, each of n choices one; with 0 each is taken at
+    once or refused; timeout: seconds to an answer; grace: seconds for those in flight when the
+    server is to end; max_body: bytes of a request.
     """
 
     models: tuple[str, ...]
@@ -97,13 +98,13 @@ def make_arena(config: ServeConfig, engine: EngineConfig) -> KVArena:
 
 
 class Call:
-    """One HTTP request: its news, and the one reason for which it may end before they do.
+    """One HTTP request: its body, its news, and the one reason for which it may end before they do.
 
-    A deadline, a client that is gone and a server that ends all call `refuse`, once; that takes
-    back the work that was begun.
+    A deadline, a client that is gone, a body that is too large and a server that ends all call
+    `refuse`, once; that takes back the work that was begun.
     """
 
-    def __init__(self, service: Service, request: Request) -> None:
+    def __init__(self, service: Service, receive: Receive) -> None:
         self._service, self._over = service, False
         self._undo: Callable[[], None] = lambda: None
         self._news = asyncio.Queue[Any]()
@@ -111,13 +112,26 @@ class Call:
         loop, seconds = asyncio.get_running_loop(), service.config.timeout
         late = Refused(504, f"No answer within {seconds:g} s; the request was aborted.")
         self._timer = loop.call_later(seconds, self.refuse, late)
-        self._watch = loop.create_task(self._until_gone(request))
+        self._watch = loop.create_task(self._listen(receive))
         service.calls.add(self)
 
-    async def _until_gone(self, request: Request) -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+    async def _listen(self, receive: Receive) -> None:
+        """Put the body as it comes; then wait until the client is gone."""
+        size, most = 0, self._service.config.max_body
+        while (message := await receive())["type"] != "http.disconnect":
+            size += len(message.get("body", b""))
+            if size <= most:
+                self.put(message)
+            else:
+                self.refuse(Refused(413, f"A body of more than {most} bytes."))
         self.refuse(Refused(499, "The client closed the connection."))
+
+    async def receive(self) -> Message:
+        """The next part of the body, as ASGI calls it. Raises what it was refused for."""
+        found: Any = await self._news.get()
+        if isinstance(found, Refused):
+            raise HTTPException(found.status, str(found))  # FastAPI lets no other error pass here
+        return found
 
     def refuse(self, why: Refused | None = None) -> None:
         """End it before its time, for a reason that is told; later calls are ignored."""
@@ -178,20 +192,11 @@ class EventStream(StreamingResponse):
         await self.stream_response(send)
 
 
-async def one_call(request: Request) -> AsyncIterator[Call]:
-    """Open until its response is sent, or whatever else happens."""
-    with closing(Call(request.app.state.service, request)) as call:
-        yield call
-
-
-OneCall = Annotated[Call, Depends(one_call)]
-
-
 class Service:
     """Engines, searches and calls of one server; its endpoints are methods."""
 
     def __init__(self, config: ServeConfig, settings: Mapping[str, Any]) -> None:
-        self.config, self.calls, self.ready = config, set[Call](), False
+        self.config, self.calls, self.ready, self.closing = config, set[Call](), False, False
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] = lambda: None
         arena = make_arena(config, EngineConfig.from_dict(settings))
@@ -204,8 +209,13 @@ class Service:
                     engine.generate([[0]], SamplingParams(max_tokens=2))
             return engines
 
+        def deliver(jobs: Sequence[Job]) -> None:
+            for job in jobs:
+                job.sink(job)
+
         queue = config.max_queue
         self.thread = EngineThread(arena, make, queue, partial(self._post, deliver), self._on_ready)
+        self._pair: searches.Pair | None = None  # once they are loaded, where both are served
         self._searchers = ThreadPoolExecutor(MOST_SEARCHES, "search")
         self._proofs = searches.Proofs()
         self._searches = dict[str, dict[str, Any]]()
@@ -228,15 +238,10 @@ class Service:
         for call in list(self.calls):
             call.refuse(Refused(503, CLOSING))
 
-    def refusal(self, error: Exception) -> Refused:
-        """What a client is told of an error, counted."""
+    async def refused(self, _: Any, error: Exception) -> Response:
+        """The response that tells an error, which is counted."""
         why = Refused.by(error)
         self.thread.metrics.refused.labels(str(why.status)).inc()
-        return why
-
-    def refused(self, error: Exception) -> Response:
-        """The response that tells an error."""
-        why = self.refusal(error)
         return JSONResponse(why.body, why.status, why.headers)
 
     def _post(self, do: Callable[..., Any], *arguments: Any) -> None:
@@ -244,7 +249,15 @@ class Service:
         with suppress(RuntimeError):  # the loop has ended, and its calls before it
             self._loop.call_soon_threadsafe(do, *arguments)
 
+    @property
+    def state(self) -> str:
+        """What /health says: ok, or why no request is taken."""
+        if self.failure is not None:
+            return "failed"
+        return "closing" if self.closing else "ok" if self.ready else "loading"
+
     def _on_ready(self, failure: BaseException | None) -> None:
+        self._pair = searches.pair_of([*self.thread.engines.values()])
         self.failure, self.ready = failure, failure is None
         if failure is not None:
             self._post(self.on_failure)
@@ -256,30 +269,39 @@ class Service:
 
     @property
     def _models(self) -> list[str]:
-        pair = searches.pair_of([*self.thread.engines.values()])
-        return [*self.thread.engines, *(searches.STRATEGIES if pair else ())]
+        return [*self.thread.engines, *(searches.STRATEGIES if self._pair else ())]
 
     def _engine(self, model: str) -> ServedEngine:
         if model in self.thread.engines:
             return self.thread.engines[model]
+        if model in self._models:
+            raise Refused(400, f"{model} is a search; ask /v1/chat/completions.", "model")
         raise self._unknown(model)
 
     def _unknown(self, model: str) -> Refused:
         message = f"The model {model!r:.100} is not served; served are: {', '.join(self._models)}."
         return Refused(404, message, "model", "model_not_found")
 
+    def _require_room(self, engine: ServedEngine, number: int, param: str) -> None:
+        """Refused where so many sequences of one request could never be taken."""
+        most = min(protocol.MOST_CHOICES, self.config.max_queue + engine.config.max_num_seqs)
+        if number > most:
+            message = f"{param} asks for {number} sequences; allowed at once: {most}."
+            raise Refused(400, message, param)
+
     # -- generating --
 
-    async def completions(self, body: protocol.CompletionRequest, call: OneCall) -> Response:
+    async def completions(self, body: protocol.CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
         engine, prompts = self._engine(body.model), protocol.one_by_one(body.prompt)
         given = engine, "prompt", prompts, body.add_special_tokens
         at_once = all(map(_are_ids, prompts))  # else there is work for a worker thread
         inputs = _inputs(*given) if at_once else await asyncio.to_thread(_inputs, *given)
-        return await self._generate(call, body, engine, inputs, body.logprobs)
+        return await self._generate(request.scope["call"], body, engine, inputs, body.logprobs)
 
-    async def chat(self, body: protocol.ChatRequest, call: OneCall) -> Response:
+    async def chat(self, body: protocol.ChatRequest, request: Request) -> Response:
         """POST /v1/chat/completions."""
+        call = request.scope["call"]
         if body.model in searches.STRATEGIES:
             return await self._search(call, body)
         engine = self._engine(body.model)
@@ -303,9 +325,7 @@ class Service:
             message = f"{engine.name} has a value head and generates nothing; ask /pooling."
             raise Refused(400, message, "model")
         _known(body.stop_token_ids, engine.spec.vocab, "stop_token_ids")
-        if len(inputs) * body.n > protocol.MOST_CHOICES:
-            message = f"{len(inputs)} prompts times n={body.n}; allowed: {protocol.MOST_CHOICES}."
-            raise Refused(400, message, "n")
+        self._require_room(engine, len(inputs) * body.n, "n" if body.n > 1 else "prompt")
         jobs, choices = list[Job](), list[Choice]()
         for ids, k in product(inputs, range(body.n)):
             params = body.sampling(k, engine.max_model_len - len(ids), logprobs)
@@ -329,10 +349,9 @@ class Service:
 
     async def _search(self, call: Call, body: protocol.ChatRequest) -> Response:
         """A search for the solution of one problem."""
-        pair = searches.pair_of([*self.thread.engines.values()])
-        if pair is None:
+        if self._pair is None:
             raise self._unknown(body.model)
-        run = searches.SearchRun(body, self.thread, pair, self._proofs)
+        run = searches.SearchRun(body, self.thread, self._pair, self._proofs)
         over = [k for k, state in self._searches.items() if state["status"] in searches.ENDED]
         if len(self._searches) - len(over) >= MOST_SEARCHES + self.config.max_queue:
             raise Refused(503, "Too many searches wait; try again.", code="queue_full")
@@ -381,7 +400,8 @@ class Service:
                     yield f"data: {begin}{ENCODE({'choices': [], 'usage': usage()})[1:]}\n\n"
                 yield "data: [DONE]\n\n"
             except Exception as error:
-                yield f"data: {ENCODE(self.refusal(error).body)}\n\n"
+                refused = await self.refused(None, error)
+                yield f"data: {bytes(refused.body).decode()}\n\n"
 
         return EventStream(lines())
 
@@ -396,7 +416,7 @@ class Service:
         names = [decode([token]) for token in ids] if body.return_token_strs else None
         return JSONResponse(told | {"token_strs": names})
 
-    async def generative_scoring(self, body: protocol.ScoringRequest, call: OneCall) -> Response:
+    async def generative_scoring(self, body: protocol.ScoringRequest, request: Request) -> Response:
         """POST /generative_scoring."""
         engine = self._engine(body.model)
         outputs, special, first = engine.spec.outputs, body.add_special_tokens, body.item_first
@@ -414,9 +434,10 @@ class Service:
         def score(logits: Logits) -> Told:
             return {"object": "score", "score": _softmax(logits[0])[place]}
 
-        return await self._scored(call, engine, "generative-scoring", asked, score)
+        kind = "generative-scoring", "items"
+        return await self._scored(request.scope["call"], engine, *kind, asked, score)
 
-    async def pooling(self, body: protocol.PoolingRequest, call: OneCall) -> Response:
+    async def pooling(self, body: protocol.PoolingRequest, request: Request) -> Response:
         """POST /pooling: of each input [bad, good] after every step, or the lone value there."""
         engine = self._engine(body.model)
         format = known_format(engine.name, engine.architecture)
@@ -443,13 +464,14 @@ class Service:
         def verdicts(logits: Logits) -> Told:
             return {"object": "pooling", "data": [*map(verdict, logits)]}
 
-        return await self._scored(call, engine, "pool", asked, verdicts)
+        return await self._scored(request.scope["call"], engine, "pool", "input", asked, verdicts)
 
     async def _scored(
         self,
         call: Call,
         engine: ServedEngine,
         prefix: str,
+        param: str,
         asked: Callable[[], Iterable[tuple[list[int], ScoreParams]]],
         told: Callable[[Logits], Told],
     ) -> Response:
@@ -457,6 +479,7 @@ class Service:
         which a worker thread prepares.
         """
         every = await asyncio.to_thread(lambda: [*asked()])
+        self._require_room(engine, len(every), param)
         jobs = [Job(engine.name, ids, call.put, score=score) for ids, score in every]
         used = protocol.usage(sum(len(ids) for ids, _ in every))
 
@@ -470,9 +493,8 @@ class Service:
     # -- states --
 
     async def health(self) -> Response:
-        """GET /health: 503 while models are loaded."""
-        ready = self.ready
-        return JSONResponse({"status": "ok" if ready else "loading"}, 200 if ready else 503)
+        """GET /health: 503 while no request is taken."""
+        return JSONResponse({"status": self.state}, 200 if self.state == "ok" else 503)
 
     def metrics(self) -> Response:
         """GET /metrics, in Prometheus' text format."""
@@ -513,12 +535,6 @@ class Service:
         if answer.refused:
             raise Refused(409, f"The split was refused: {answer.reason}.", "shares")
         return {"outcome": answer.outcome, "reason": answer.reason}
-
-
-def deliver(jobs: Sequence[Job]) -> None:
-    """In the event loop: what is new of each."""
-    for job in jobs:
-        job.sink(job)
 
 
 def _encoded(engine: ServedEngine, given: Any, special: bool) -> list[int]:
@@ -566,43 +582,34 @@ def _softmax(row: Any) -> list[float]:
 
 
 class Guard:
-    """What is refused before a request is parsed: a wrong key, one that is early or too large."""
+    """Refuses a wrong key, and all while no request is taken; else opens the call of a request."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
-        service, why, size = self._service, None, 0
-
-        async def within() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > service.config.max_body:
-                raise HTTPException(413, f"A body of more than {service.config.max_body} bytes.")
-            return message
-
-        if scope["type"] == "http" and scope["path"] != "/health":
-            key = service.config.api_key
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if key is not None and not hmac.compare_digest(given, b"Bearer " + key.encode()):
-                why = Refused(401, "No valid API key; send it as `Authorization: Bearer KEY`.")
-            elif not service.ready:
-                why = Refused(503, "The models are being loaded; try again.")
-        await (self._app if why is None else service.refused(why))(scope, within, send)
+        service, app, why = self._service, self._app, None
+        if scope["type"] != "http" or scope["path"] == "/health":
+            await app(scope, receive, send)
+            return
+        key, given = service.config.api_key, dict(scope["headers"]).get(b"authorization", b"")
+        if key is not None and not hmac.compare_digest(given, b"Bearer " + key.encode()):
+            why = Refused(401, "No valid API key; send it as `Authorization: Bearer KEY`.")
+        elif service.state != "ok":
+            why = Refused(503, f"The server takes no request ({service.state}); try again.")
+        if why is not None:
+            app = await service.refused(scope, why)
+        with closing(Call(service, receive)) as call:
+            scope["call"] = call
+            await app(scope, call.receive, send)
 
 
 def make_app(service: Service) -> FastAPI:
     """The application over a service."""
-
-    async def refused(request: Request, error: Exception) -> Response:
-        return service.refused(error)
-
     kinds = (WorkbenchError, RequestValidationError, HTTPException, Exception)
-    handlers: Any = dict.fromkeys(kinds, refused)
+    handlers: Any = dict.fromkeys(kinds, service.refused)
     app = FastAPI(lifespan=service.lifespan, exception_handlers=handlers)
-    app.state.service = service
     app.add_middleware(Guard, service=service)
     app.get("/health")(service.health)
     app.get("/metrics")(service.metrics)
@@ -620,14 +627,13 @@ def make_app(service: Service) -> FastAPI:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which tells the calls in flight when their grace is over."""
+    """uvicorn's; calls in flight are told when their grace is over, and cut five seconds later."""
 
     def __init__(self, service: Service) -> None:
         config = service.config
-        where: dict[str, Any] = {"host": config.host, "port": config.port}
-        where |= {"access_log": False, "log_config": None}
-        where["timeout_graceful_shutdown"] = int(config.grace) + 5  # then what is left is cut
-        super().__init__(uvicorn.Config(make_app(service), **where))
+        how: dict[str, Any] = {"host": config.host, "port": config.port, "access_log": False}
+        how |= {"log_config": None, "timeout_graceful_shutdown": int(config.grace) + 5}
+        super().__init__(uvicorn.Config(make_app(service), **how))
         self.service = service
         service.on_failure = self.end
 
@@ -638,18 +644,25 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: Any = None) -> None:
         """Finish what is in flight, or refuse it."""
         loop, service = asyncio.get_running_loop(), self.service
+        service.closing = True
         timer = loop.call_later(service.config.grace, service.refuse_all)
         await super().shutdown(sockets)
         timer.cancel()
 
 
 def serve(config: ServeConfig, settings: Mapping[str, Any]) -> None:
-    """Serve until a signal. settings: of every engine. Raises what keeps models from loading."""
+    """Serve until a signal. settings: of every engine. Raises what keeps it from serving."""
     service = Service(config, settings)
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listener = socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        raise ConfigError(f"{config.host}, port {config.port}: {error}; give another.") from error
+    log.info("listening at %s, port %d", *listener.getsockname()[:2])
     if config.host not in ("127.0.0.1", "localhost", "::1") and config.api_key is None:
         log.warning("no API key, and bound to %s: all who reach it may use it", config.host)
     with peak_on(torch.device("cpu")):  # else torch's profiler complains of another thread
         pass
-    Server(service).run()
+    Server(service).run([listener])
     if service.failure is not None:
         raise service.failure
