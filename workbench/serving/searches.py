@@ -23,6 +23,7 @@ from workbench.core import Sequence as EngineSequence
 from workbench.engine.foreign import ForeignEngine
 from workbench.errors import ConfigError, ModelError
 from workbench.experiments.execute import make_search
+from workbench.experiments.settings import with_width
 from workbench.search import variants
 from workbench.search.answers import equal_mathematics, same_answer
 from workbench.search.prm import known_format
@@ -160,7 +161,7 @@ class SearchRun:
         sampling = body.model_fields_set & {"temperature", "top_p", "top_k", "min_p"}
         given |= body.model_dump(include=sampling)
         try:
-            self._config = StrategyConfig.from_dict(given | body.search)
+            self._config = StrategyConfig.from_dict(with_width(given | body.search))
         except (ValueError, OverflowError) as error:  # of a whole number beyond any float
             raise Refused(400, str(error), "search") from error
         asked = self._config.n * (self._config.critiques or 1)
