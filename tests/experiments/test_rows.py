@@ -236,7 +236,7 @@ def test_claims_are_judged_by_their_rules(sweep, lost):
     eviction = claims.eviction_claim(lost, split)
     assert eviction.number.endswith("it depends on the machine's noise"), "no two did equal work"
     assert thrash.verdict == "depends on"
-    assert thrash.number.endswith("it is rare at 0.08, 0.20, 0.30, 0.40 and common at 0.50")
+    assert thrash.number.endswith("it is rare at 0.08, 0.20, 0.30 and 0.40 and common at 0.50")
     assert all(claim.number and claim.figure in plots.FIGURES for claim in [*judged, thrash])
 
 

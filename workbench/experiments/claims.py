@@ -418,7 +418,7 @@ CLAIMS: dict[str, tuple[str, Callable[..., Claim], str]] = {
 """The claims in words, what judges each, and by the rows of which figures: the first shows it."""
 UNTESTED_BECAUSE = {
     **dict.fromkeys(product(("C2", "C3"), (RECORDED, REPLAYED)),
-                    "a replay builds no engine: it takes memory from the formula that is claimed"),
+                    "a replay builds no engine: memory is computed by the formula that is claimed"),
     ("C7", RECORDED): "all 8 problems that were recorded are in flight at once, and none waits",
     **dict.fromkeys((("C8", RECORDED), ("C8", "measured SmolLM2")),
                     "its PRM is no trained one: scores mean nothing, and so does accuracy"),
