@@ -45,8 +45,8 @@ SERVED = {
     for count in (1, 16, 64)
     for row, label in {
         "tokens_per_s": "tokens a second",
-        "over_sequential": "the same over one client's",
-        "ttft_p95": "to the first token, 95th percentile",
+        "over_sequential": "tokens a second over those of 1 client",
+        "ttft_p95": "time to first token, p95",
     }.items()
     if count > 1 or row != "over_sequential"
 }
@@ -99,7 +99,7 @@ LABELS = {
     "gpu/reenact": {
         **{f"reenact_{share:03d}": f"a recorded search, LLM share 0.{share:02d}"
            for share in (8, 15, 30, 40, 50)},
-        "reenact_events_identical": "events are the replay's, of so many shares",
+        "reenact_events_identical": "every share's run has exactly the replay's events",
     },
 }  # fmt: skip
 """What the README shows of a record a line each, and what it calls these rows."""
@@ -136,12 +136,12 @@ GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "memory": (
         {"0.5": "0.5 W", "1": "1 W", "2": "2 W"},
         {"default policy": "=elastic_vs_best_static@{}W",
-         "to the best static split": "elastic_vs_best_static@{}W",
-         "to static 0.3": "elastic_vs_static_0.3@{}W",
-         "all techniques": "=all_vs_baseline@{}W",
-         "to the best static split, none": "all_vs_best_static@{}W",
-         "to static 0.3, none": "all_vs_baseline@{}W",
-         "to static 0.3, the same": "all_vs_static_0.3_all@{}W"},
+         "over best static split": "elastic_vs_best_static@{}W",
+         "over static 0.3": "elastic_vs_static_0.3@{}W",
+         "default policy, all techniques": "=all_vs_baseline@{}W",
+         "over best static split without": "all_vs_best_static@{}W",
+         "over static 0.3 without": "all_vs_baseline@{}W",
+         "over static 0.3 with all": "all_vs_static_0.3_all@{}W"},
     ),
 }  # fmt: skip
 """What the README shows of a record as a grid: its rows, its columns, and the row of the record at
@@ -151,11 +151,12 @@ HEADS = {
     "engine_smollm2.avx2": "**The same held to AVX2.**",
     "search": "**Search** on the embedded pair.",
     "search_systems": "**Whole systems** on SmolLM2-135M in both roles.",
-    "serve_smollm2": "**Serving** SmolLM2-135M.",
+    "serve_smollm2": "**Serving** SmolLM2-135M; *in process*: the same requests given to the "
+    "engine without a server.",
     "serve_two_smollm2": "**Serving two models** from one memory.",
-    "memory": "**Two models in one memory**; W is the LLM's peak KV plus the PRM's. *All "
-    "techniques* is the default policy with all four of them; *none*, *the same*: what the split "
-    "beside it has of them.",
+    "memory": "**Two models in one memory**; W: the LLM's peak KV plus the PRM's. *All techniques* "
+    "are the four of [One memory for both models](#one-memory-for-both-models); *with*, *without*: "
+    "the static split has them, or none.",
     "replay": "**Replay** against runs on this machine.",
     "gpu/engine-1b": "**On a GPU**: Llama 3.2 1B's shapes, random weights.",
     "gpu/kernels": "**The GPU's kernels.**",
@@ -164,8 +165,9 @@ HEADS = {
 READING = (
     "Ratios above 1: ours is better, on the same threads. Median of paired repeats; ± half the "
     "range of their middle half; two numbers: the least and the most. Contenders in float32 unless "
-    "named otherwise; what each was given, and its rates: "
-    "[reports/bench/RESULTS.md](reports/bench/RESULTS.md)."
+    "named otherwise; *same file*: the same GGUF; *torch's products*: a step's matrix products "
+    "alone by torch, no attention; *beside a busy process*: another process keeps one core busy; "
+    "what each was given, and its rates: [RESULTS.md](reports/bench/RESULTS.md)."
 )
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
@@ -233,7 +235,7 @@ def shown(row: dict[str, Any]) -> str:
         return str(row["unit"])
     if row["name"].startswith(("throughput_mean", "throughput_worst", "measured_spread")):
         return f"{100 * row['value']:.1f} %"
-    if row["name"] in ("events_identical", "same_nodes"):
+    if row["name"].endswith(("events_identical", "same_nodes")):
         return "yes" if row["value"] == 1 else "no"
     return number(row["value"], row["unit"])
 
@@ -280,16 +282,17 @@ def heading(found: dict[str, Any]) -> str:
     isa = "" if machine["gpu"] else f", {found['isa'].upper()}"
     where = f"{machine['gpu'] or machine['cpu']}, {sizes}{isa}"
     with_ = f"Python {software['python']}, torch {software['torch']}"
-    seeds = f" with {mode['seeds']} seeds" if mode.get("seeds") else ""
+    seeds = f", {mode['seeds']} seeds" if mode.get("seeds") else ""
     model = mode.get("model") or mode.get("llm") or ""
-    chosen = "" if not model or model.startswith("tiny-") else f" --model {model}"
-    chosen += f" --isa {found['isa']}" if "peers_isa" in mode else ""
-    chosen += f" --peer {mode['peer']}" if mode.get("peer") else ""
-    chosen += f" --part {mode['part']}" if mode.get("part") == "two" else ""
+    given = {} if not model or model.startswith("tiny-") else {"model": model}
     if machine["gpu"]:
-        given = ("device", "model", "llm", "prm")
-        chosen = "".join(f" --{name} {mode[name]}" for name in given if name in mode)
-    what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
+        given = {name: mode[name] for name in ("device", "model", "llm", "prm") if name in mode}
+    given |= {"isa": found["isa"]} if "peers_isa" in mode else {}
+    usual = {"profile": "default", "peer": None, "part": "distinct", "clients": "1,4,16,64"}
+    usual |= {"peers": "none" if found["bench"] == "serve" else "installed"}
+    given |= {k: mode[k] for k, value in usual.items() if mode.get(k) not in (None, value)}
+    chosen = "".join(f" --{name} {value}" for name, value in given.items())
+    what = f"`workbench bench {found['bench']}{chosen}`{seeds}"
     what += "" if mode.get("complete", True) else " (broken off)"
     return f"{what}, on {where}; {with_}; {mark(found)}."
 

@@ -228,7 +228,7 @@ def _show_advice(found: Advice) -> None:
             console.print(f"at {each:<7.3g} does not fit: the first note says what lacks")
             continue
         row = at[each]
-        short = [f"the {role.upper()}'s cache lacks {row[f'{role}_lacks_tokens']:,.0f}"
+        short = [f"{role.upper()} cache lacks {row[f'{role}_lacks_tokens']:,.0f} tokens"
                  for role in ("llm", "prm") if row[f"{role}_lacks_tokens"]]  # fmt: skip
         again, computed = (
             row[f"llm_{name}"] + row[f"prm_{name}"] for name in ("computed_again", "computed")
