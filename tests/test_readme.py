@@ -154,9 +154,9 @@ HEADS = {
     "serve_smollm2": "**Serving** SmolLM2-135M; *in process*: the same requests given to the "
     "engine without a server.",
     "serve_two_smollm2": "**Serving two models** from one memory.",
-    "memory": "**Two models in one memory**; W: the LLM's peak KV plus the PRM's. *All techniques* "
-    "are the four of [One memory for both models](#one-memory-for-both-models); *with*, *without*: "
-    "the static split has them, or none.",
+    "memory": "**Two models in one memory** (W: [Terms](#terms)). *All techniques* are the four of "
+    "[One memory for both models](#one-memory-for-both-models); *with*, *without*: the static "
+    "split has them, or none.",
     "replay": "**Replay** against runs on this machine.",
     "gpu/engine-1b": "**On a GPU**: Llama 3.2 1B's shapes, random weights.",
     "gpu/kernels": "**The GPU's kernels.**",
@@ -472,7 +472,7 @@ def in_short() -> str:
         ends.append(
             f"{share:.2f} brings {less:.0f} % less than 0.30 ({least:.0f} to {most:.0f}), since "
             f"the {short}'s cache is short: {100 * again[share]:.0f} % of the time goes into "
-            "computing again"
+            "recomputation"
         )
     return (
         f"On the embedded pair throughput is highest at an LLM share of {own} (95 %). {ends[0]}. "
