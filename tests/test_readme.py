@@ -64,7 +64,6 @@ LABELS = {
         "equal_work_differs@2W": "turns of equal work differed by at most, KV memory 2 W",
         "same_nodes": "nodes are the same under every policy and technique",
         "arena_vs_dedicated": "two models in an arena against memory of their own",
-        "arena_vs_dedicated_low": "the same, lower end of its 95 % interval",
     },
     "replay": {
         "events_identical": "every setting's replay has exactly the measured run's events",
