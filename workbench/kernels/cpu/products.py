@@ -13,10 +13,9 @@ is scale * code + offset in float32, rounded once; scales and offsets are float1
 exact, else float32.
 
 One piece of work is some panels for up to 128 rows. Few rows are multiplied with a quantised panel
-as it lies; for more, 128 inputs of it at a time are widened to float32 in the first-level cache and
-multiplied with all of them. Every element is one sum over ascending inputs (see `tiles`), so its
-value depends neither on the other rows nor on the number of threads, nor on the form in which equal
-weights are kept.
+as it lies, widened in registers; for more, 128 inputs of it at a time are widened to float32 in the
+first-level cache, once for all of them. Every element is one sum (see `tiles`), so its value does
+not depend on the number of threads, nor on the form in which equal weights are kept.
 """
 
 from __future__ import annotations
