@@ -74,12 +74,6 @@ class Form:
     group: int = 1
     half: bool = False
 
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of a group: of scales, of offsets where there are any, and of its codes."""
-        arrays = {32: 0, 8: 1, 4: 2}[self.bits]
-        return PANEL * (arrays * (2 if self.half else 4) + self.group * self.bits // 8)
-
 
 @dataclass(frozen=True, slots=True)
 class Panels:
@@ -98,7 +92,7 @@ class Panels:
     def nbytes(self) -> int:
         """Bytes of the weights; what fills up the last panel is not counted."""
         columns = self.columns * (2 if self.gated else 1)
-        return self.inputs // self.form.group * self.form.group_bytes * columns // PANEL
+        return self.data.shape[1] * columns // PANEL
 
     @property
     def shape(self) -> tuple[int, int]:
