@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import rattler
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -159,19 +158,18 @@ def test_conda_environment_is_thin() -> None:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     assert environment["channels"] == ["conda-forge", "nodefaults"]
     *conda, last = environment["dependencies"]
-    assert [rattler.MatchSpec(item).name.normalized for item in conda] == ["python", "pip"]
+    assert [re.match(r"[\w.-]+", item)[0] for item in conda] == ["python", "pip"]
     assert last["pip"] == ["-c constraints.txt", "-e .[all]"]
 
 
-@pytest.mark.parametrize("target", ["figures", "test", "lab", "bench", "clean", "setup", "help"])
-def test_make_knows_its_targets_and_passes_its_variables_on(target: str) -> None:
+def test_make_knows_its_targets_and_passes_its_variables_on() -> None:
     """Those that the README and CI call; PROFILE, ARGS and parameters reach `workbench figures`."""
     own = ("env", "-u", "MAKEFLAGS", "-u", "MAKELEVEL")  # whatever make started these tests
+    targets = ("figures", "test", "lab", "bench", "clean", "setup", "help")
     given = ("PROFILE=quick", "seeds=[0, 1]", "ARGS=--dry-run")
-    done = run(*own, "make", "--dry-run", target, *given)
+    done = run(*own, "make", "--dry-run", *targets, *given)
     assert done.returncode == 0, done.stderr
-    told = "figures --profile quick -p 'seeds=[0, 1]' --dry-run"
-    assert target != "figures" or told in done.stdout
+    assert "figures --profile quick -p 'seeds=[0, 1]' --dry-run" in done.stdout
 
 
 def test_scripts_are_executable_bash() -> None:

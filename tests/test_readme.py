@@ -561,12 +561,6 @@ def test_the_gain_of_beam_search_stands_beside_its_fair_baseline() -> None:
         assert told.endswith(verdict) and told.count("searching") == (1 if verdict else 0)
 
 
-def test_replay_tells_its_error_against_whole_repeats_first() -> None:
-    """Guards the headline: what ran comes before the composite of each step's fastest repeat."""
-    text = "\n".join(table("replay", records()["replay"]))
-    assert text.index("against a measured run") < text.index("a composite")
-
-
 def test_spreads_are_told_as_what_they_are() -> None:
     """Least and most of what was paired in turns, both ends of two repeats, an interval, ± of many;
     nothing of one repeat, of three, or of a record made before there were turns.

@@ -1,4 +1,4 @@
-"""Small random models, whose weights are drawn anew wherever they are loaded."""
+"""Small random models, whose weights are drawn anew wherever they are loaded; a short search."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from workbench import PRM, BeamSearch, load_problems, run_search
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
 
@@ -35,3 +36,10 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def model(small_model: str) -> LlamaModel:
     return load_model(small_model)
+
+
+def search(llm: Any, prm: Any, **settings: Any) -> Any:
+    """Of three problems, two in flight: the third begins when one of them is answered."""
+    strategy = BeamSearch(n=4, beam_width=2, max_depth=6)
+    given = {"llm": llm, "prm": PRM(prm), "strategy": strategy, "min_problem_batch": 2}
+    return run_search(load_problems("tiny", 3), **given | settings)

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from tests.engine.test_parity import chats, check_greedy, random_model
+from tests.engine.test_parity import TEXTS, chats, check_greedy, random_model
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.errors import OutOfMemory
@@ -34,7 +34,7 @@ def test_greedy_tokens_of_a_random_llama_equal_transformers(tmp_path) -> None:
     where = {"device": "cuda", "dtype": "float32"}
     engine = Engine(str(tmp_path), num_blocks=400, max_model_len=512, **where)
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-    prompts = chats(engine)[:8]
+    prompts = chats(engine, TEXTS[:8])
     answers = [output.token_ids for output in engine.generate(prompts, params)]
     check_greedy(peer, prompts, answers)
 

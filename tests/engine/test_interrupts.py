@@ -378,35 +378,41 @@ def searched(llm: Engine, prm: Engine) -> Search:
     return Search(problems, llm=llm, prm=PRM(prm), strategy=strategy, max_step_tokens=6)
 
 
-@pytest.fixture(scope="module")
-def pair() -> list[Engine]:
-    return [Engine(name, num_blocks=200, max_model_len=384) for name in ("tiny-solver", "tiny-prm")]
-
-
 def recorders(engines: list[Engine]) -> list[tuple[object, str]]:
     return [(engine._recorder, engine._trace_name) for engine in engines]
 
 
 @pytest.fixture(scope="module")
 def shared() -> list[Engine]:
-    """The same two over one arena."""
+    """The two models' engines over one arena."""
     names, limits = ("tiny-solver", "tiny-prm"), {"max_model_len": 384}
     shapes = [block_shape(name, **limits) for name in names]
     arena = KVArena(2 * sum(shape.block_bytes * shape.floor_blocks for shape in shapes), shapes)
     return [Engine(name, arena=arena, **limits) for name in names]
 
 
-@pytest.mark.parametrize("once", [False, True])
-def test_two_faults_in_a_row_in_a_search_leave_nothing_in_an_arena(shared, once) -> None:
-    """The second one mostly while the first is seen to, in engines, arena or search: nothing waits
-    or is in use, the laws hold, each engine records to what it did before, and the same search
-    comes to the same.
+ALL = (*SEARCH, *FILES, "/contextlib.py")
+
+
+@pytest.mark.parametrize(
+    ("faults", "files", "once"),
+    [
+        (lambda k: (k,), SEARCH, True),
+        (lambda k: (5 + 29 * k, 37 * k % 61), ALL, True),
+        (lambda k: (5 + 1499 * k, 37 * k % 401), ALL, False),
+    ],
+    ids=["one, once a line", "two, once a line", "two"],
+)
+def test_faults_in_a_search_leave_nothing_in_its_engines(shared, faults, files, once) -> None:
+    """One at any line, or two in a row, the second mostly while the first is seen to, in engines,
+    arena or search: nothing waits or is in use, the laws hold, each engine records to what it did
+    before, and the same search comes to the same.
     """
-    own, files = recorders(shared), (*SEARCH, *FILES, "/contextlib.py")
-    expected, both = searched(*shared).play().tree["token_ids"].tolist(), 0
-    for number, fault in enumerate(count(5, 29 if once else 1499)):
-        faults = fault, 37 * number % (61 if once else 401)
-        with suppress(KeyboardInterrupt), fault_after(*faults, files=files, once=once) as where:
+    own, both = recorders(shared), 0
+    expected = searched(*shared).play().tree["token_ids"].tolist()
+    for number in count():
+        lines = faults(number)
+        with suppress(KeyboardInterrupt), fault_after(*lines, files=files, once=once) as where:
             searched(*shared).play()
         assert recorders(shared) == own, where
         for engine in shared:
@@ -417,22 +423,4 @@ def test_two_faults_in_a_row_in_a_search_leave_nothing_in_an_arena(shared, once)
         both += len(where) == 2
         if number % 8 == 0:
             assert searched(*shared).play().tree["token_ids"].tolist() == expected, where
-    assert both > number / 2
-
-
-def test_a_fault_at_any_line_of_a_search_leaves_nothing_in_its_engines(pair) -> None:
-    """No request, no block in use, and each engine records to what it did before."""
-    own = recorders(pair)
-    expected = searched(*pair).play().tree["token_ids"].tolist()
-    for fault in count():
-        search = searched(*pair)
-        with suppress(KeyboardInterrupt), fault_after(fault, files=SEARCH, once=True) as where:
-            search.play()
-        assert recorders(pair) == own, where
-        for engine in pair:
-            assert not engine.has_work and engine.cache.num_active == 0, where
-            engine.cache.check()
-        if not where:
-            break
-    assert fault > 200
-    assert searched(*pair).play().tree["token_ids"].tolist() == expected
+    assert both > number / 2 if files == ALL else number > 200

@@ -115,16 +115,14 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_s_peak_is_torch_s_highest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above what was held before; the device is waited for on both sides."""
-    log: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: log.append("waited"))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: log.append("reset"))
+    """Above what was held before, rounded up."""
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: GIB)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: GIB + (3 << 16) - 7)
     with memory.peak_on(GPU) as peak:
-        log.append("step")
+        pass
     assert peak.bytes == 3 << 16
-    assert log == ["waited", "reset", "step", "waited"]
 
 
 def test_recorded_steps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from workbench.search.problems import load_problems
 
 transformers = pytest.importorskip("transformers")
 
-PROMPTS, NEW = 32, 64
+TEXTS, NEW = [p.problem for p in load_problems("tiny", limit=32)], 64
 SHORT = {"max_model_len": 384}  # leaves room for preemption: one request fits, 32 do not
 CUTS = {
     "roomy": {"num_blocks": 1024},
@@ -63,11 +63,8 @@ def random_model(folder: Path):
     return peer
 
 
-def chats(engine: Engine) -> list[list[int]]:
-    problems = load_problems("tiny", limit=PROMPTS)
-    return [
-        engine.tokenizer.encode_chat([{"role": "user", "content": p.problem}]) for p in problems
-    ]
+def chats(engine: Engine, texts: list[str]) -> list[list[int]]:
+    return [engine.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
 
 def first_difference(peer, prompt: list[int], answer: tuple[int, ...]) -> float | None:
@@ -90,17 +87,27 @@ def check_greedy(peer, prompts, answers, most: int = 1) -> None:
     assert len(differing) <= most
 
 
-@pytest.mark.parametrize("models", ["tiny-solver", "random", "tiny-prm"], indirect=True)
-def test_greedy_tokens_equal_transformers(models):
-    """The first cut's tokens are the peer's, and every other cut's are the first one's."""
-    folder, peer = models
-    params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
+def check_cuts(peer, model: str, cuts, texts: list[str], new: int, most: int = 1) -> Engine:
+    """The first cut's tokens are the peer's, and every other cut's are the first one's.
+
+    Returns the last cut's engine.
+    """
+    params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
     answers = []
-    for cut in ("roomy", "preempting") if folder.name == "tiny-prm" else CUTS:  # the largest: two
-        engine = Engine(str(folder), **CUTS[cut])
-        prompts = chats(engine)
+    for cut, settings in cuts.items():
+        engine = Engine(model, **settings)
+        prompts = chats(engine, texts)
         answers.append([output.token_ids for output in engine.generate(prompts, params)])
         engine.cache.check()
         assert answers[-1] == answers[0], cut
         assert (engine.trace.steps["preempted"].sum() > 0) == ("preempting" in cut), cut
-    check_greedy(peer, prompts, answers[0])
+    check_greedy(peer, prompts, answers[0], most)
+    return engine
+
+
+@pytest.mark.parametrize("models", ["tiny-solver", "random", "tiny-prm"], indirect=True)
+def test_greedy_tokens_equal_transformers(models):
+    """Whatever the blocks, chunks, hits and preemptions; of the largest model two cuts."""
+    folder, peer = models
+    two = {cut: CUTS[cut] for cut in ("roomy", "preempting")}
+    check_cuts(peer, str(folder), two if folder.name == "tiny-prm" else CUTS, TEXTS, NEW)

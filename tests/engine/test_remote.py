@@ -12,10 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+from tests.engine.conftest import search
 from tests.serving.conftest import SMALL, require_idle, running
-from workbench import PRM, BeamSearch, Engine, RemoteEngine, SamplingParams, load_problems
+from workbench import Engine, RemoteEngine, SamplingParams
 from workbench.errors import ConfigError, ModelError, PromptError, RemoteError
-from workbench.search.search import run_search
 
 SOLVER, JUDGE = "tiny-solver", "tiny-prm"
 PROMPT = "Compute 7-3+12."
@@ -40,11 +40,6 @@ def pair(service):
 @pytest.fixture(scope="module")
 def ours():
     return [Engine(name, num_blocks=200, **SMALL) for name in (SOLVER, JUDGE)]
-
-
-def search(llm, prm, **settings):
-    given = {"llm": llm, "prm": PRM(prm), "strategy": BeamSearch(n=4, beam_width=2, max_depth=6)}
-    return run_search(load_problems("tiny", 3), **given, **settings)
 
 
 # -- our server --

@@ -13,10 +13,8 @@ import pytest
 import torch
 from tokenizers import pre_tokenizers
 
-from tests.engine.test_parity import check_greedy
+from tests.engine.test_parity import check_cuts
 from tests.models.test_gguf_tokenizer import TEXTS
-from workbench.core import SamplingParams
-from workbench.engine.engine import Engine
 from workbench.errors import ModelError
 from workbench.kernels import Quantised
 from workbench.models.loading import open_weights
@@ -37,7 +35,6 @@ QUESTIONS = (
     "What is {}, and why does it matter? Answer step by step.",
 )
 CHATS = [q.format(t) for q in QUESTIONS for t in TOPICS]
-SHORT = {"max_model_len": 160}
 CUTS = {
     "block 16, whole prompts": {"num_blocks": 400},
     "block 8, chunks of 24": {
@@ -109,16 +106,9 @@ def test_ids_are_those_of_transformers(file: Path) -> None:
 
 def test_greedy_tokens_equal_transformers(file: Path, peer: torch.nn.Module) -> None:
     """Near ties apart; the same ones whatever the blocks, chunks, hits and preemptions."""
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    answers = []
-    for cut, settings in CUTS.items():
-        engine = Engine(NAME, **{"max_num_batched_tokens": 512, **SHORT, **settings})
-        chats = [[{"role": "user", "content": text}] for text in CHATS[:PROMPTS]]
-        prompts = [engine.tokenizer.encode_chat(chat) for chat in chats]
-        answers.append([output.token_ids for output in engine.generate(prompts, params)])
-        engine.cache.check()
-        assert answers[-1] == answers[0], cut
-        assert (engine.trace.steps["preempted"].sum() > 0) == (cut == "preempting")
+    usual = {"max_num_batched_tokens": 512, "max_model_len": 160}
+    cuts = {cut: usual | own for cut, own in CUTS.items()}
+    most = max(1, PROMPTS * TOKENS // 2048)
+    engine = check_cuts(peer, NAME, cuts, CHATS[:PROMPTS], TOKENS, most)
     expected = held_bytes(NAME, 4) + engine.spec.table_bytes(4)
     assert engine.memory.weights == pytest.approx(expected, rel=0.05)  # quantised as in the file
-    check_greedy(peer, prompts, answers[0], max(1, PROMPTS * TOKENS // 2048))

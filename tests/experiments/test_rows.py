@@ -352,28 +352,23 @@ def test_the_page_of_claims_is_what_the_committed_rows_say():
         assert (ROOT / file).is_file()
 
 
-def test_peaks_and_orders_of_shares_agree_between_the_rungs_or_it_is_said():
-    """Of the committed rows: counted again without the code that writes the sentence."""
-    split = pd.read_parquet(ROOT / "figures" / "memory_split.parquet")
-    said = claims.rungs_in_words(split)
-    assert said in (ROOT / "reports" / "claims.md").read_text()
-    rate = split[split["metric"] == "tokens_per_s"].pivot(
-        index="llm_share", columns="rung", values="value"
-    )
-    assert len(rate) >= 7 and rate.notna().all(axis=None)
-    ends = split.set_index("rung")
-    peaks, alike = (ends[ends["metric"] == name] for name in ("peak_share", "same_work"))
-    for rung in rate:
-        on_plateau = rate.index.to_series().between(*alike.loc[rung, ["low", "high"]])
-        rate.loc[on_plateau, rung] = rate.loc[on_plateau, rung].mean()
-    orders = rate.rank().corr()["measured tiny"]
-    assert orders["replayed 1B + 8B"] > claims.AGREE > orders["replayed SmolLM2"]
-    tiny = peaks.loc["measured tiny"]
-    for rung, does in (("replayed SmolLM2", "differs"), ("replayed 1B + 8B", "agrees")):
-        own = said.partition(claims.PAIRS[rung])[2].partition(";")[0].rstrip(".")
-        assert own.endswith(f"{does} (Spearman's rank correlation {orders[rung]:.2f})")
-        assert ", which overlaps, and" in own
-        assert peaks.loc[rung, "low"] <= tiny["high"] and tiny["low"] <= peaks.loc[rung, "high"]
+def test_pairs_agree_by_the_interval_of_the_peak_and_by_the_order_of_shares():
+    """Guards the sentence of the page of claims: shares that do the same work are of one rank."""
+    rows = []
+    for pair, rates, peak, same in (
+        ("measured tiny", (1, 5, 4, 2), (0.2, 0.4), (0.2, 0.3)),
+        ("replayed SmolLM2", (5, 4, 2, 1), (0.08, 0.1), (0.08, 0.08)),
+        (REPLAYED, (1, 4, 5, 2), (0.3, 0.5), (0.2, 0.3)),
+    ):
+        rows += [
+            *((pair, "tokens_per_s", *cell, 0, 0) for cell in zip((0.08, 0.2, 0.3, 0.5), rates)),
+            *((pair, "peak_share", 0, 0, *peak), (pair, "same_work", 0, 0, *same)),
+        ]
+    columns = ["rung", "metric", "llm_share", "value", "low", "high"]
+    first, other, last = claims.rungs_in_words(pd.DataFrame(rows, columns=columns)).split("; ")
+    assert first.endswith("0.20 to 0.40 measured") and "on SmolLM2, replayed, 0.08 to" in other
+    assert "which does not overlap, and the order of shares differs (Spear" in other
+    assert "which overlaps, and the order of shares agrees (Spear" in last and "n 1.00)" in last
 
 
 def test_how_far_the_agreement_was_chosen_stands_beside_it():

@@ -37,60 +37,52 @@ def test_siblings_attend_as_if_alone(shape: str, block_size: int, siblings: int)
     assert torch.equal(one, other)
 
 
-def groups_of(
-    context: ForwardContext, block_size: int, group: int = 2
-) -> list[tuple[int, int, int]]:
+def groups_of(context: ForwardContext, group: int = 2) -> list[tuple[int, int, int]]:
     """(first row, row behind the last, shared positions) of each group."""
     bounds, table = context.pieces.copy(), context.block_offsets
     shared = np.empty(len(bounds) - 1, np.int64)
-    where = table.ctypes.data, table.shape[1], block_size, group
+    where = table.ctypes.data, table.shape[1], BLOCK, group
     count = find_siblings(bounds, context.positions, context.sequence, *where, shared)
     return [(int(bounds[i]), int(bounds[i + 1]), int(shared[i])) for i in range(count)]
 
 
-def families(*tables: list[int], cached: int = 130, block_size: int = 16) -> ForwardContext:
+def families(*tables: list[int], cached: int = 200) -> ForwardContext:
     """Single rows whose tables of blocks begin as given and go on with blocks of their own."""
-    blocks = cached // block_size + 1
+    blocks = cached // BLOCK + 1
     own = iter(range(1000, 10_000))
     offsets = [[*table, *(next(own) for _ in range(blocks - len(table)))] for table in tables]
     return context_of([(cached, 1)] * len(tables), offsets)
 
 
-def test_neighbours_with_a_common_start_are_found() -> None:
-    """Two families side by side are two groups; a stranger between them goes alone."""
-    one, other = [1, 2, 3, 4], [5, 6, 7, 8, 9, 10]
-    context = families(one, one, one, [], other, other)
-    assert groups_of(context, 16) == [(0, 3, 64), (3, 4, 0), (4, 6, 96)]
+BLOCK, A, B = 16, [1, 2, 3, 4, 5, 6, 7, 8], [21, 22, 23, 24, 25, 26]
 
 
-def test_what_is_shared_comes_in_whole_tiles_and_is_worth_it() -> None:
-    """Five shared blocks of 16 are two tiles of 32; three are too few to attend together."""
-    assert groups_of(families([1, 2, 3, 4, 5], [1, 2, 3, 4, 5]), 16) == [(0, 2, 64)]
-    assert groups_of(families([1, 2, 3], [1, 2, 3]), 16) == [(0, 1, 0), (1, 2, 0)]
-
-
-def test_a_group_does_not_give_up_most_of_what_it_shares() -> None:
-    """Rows of another problem with the same system prompt do not shorten a long common start."""
-    long, short = list(range(1, 9)), [1, 2, 3, 4, 50, 51]
-    found = groups_of(families(long, long, [*short[:3], 60], cached=200), 16)
-    assert found == [(0, 2, 128), (2, 3, 0)]
-    assert groups_of(families(long, long, short, short, cached=200), 16) == [(0, 4, 64)]
-
-
-def test_groups_fit_one_query_tile() -> None:
-    """48 queries are a group's most."""
-    same = [[1, 2, 3, 4]] * 30
-    assert [end - begin for begin, end, _ in groups_of(families(*same), 16, group=3)] == [16, 14]
+@pytest.mark.parametrize(
+    ("tables", "group", "expected"),
+    [
+        ([A[:4]] * 3 + [[], B, B], 2, [(0, 3, 64), (3, 4, 0), (4, 6, 96)]),  # two, and a stranger
+        ([A[:5]] * 2, 2, [(0, 2, 64)]),  # five blocks are two whole tiles of 32
+        ([A[:3]] * 2, 2, [(0, 1, 0), (1, 2, 0)]),  # three are too few
+        ([A, A, A[:3]], 2, [(0, 2, 128), (2, 3, 0)]),  # most of what is shared is not given up
+        ([A, A, A[:4], A[:4]], 2, [(0, 4, 64)]),  # half of it is
+        ([A[:4]] * 30, 3, [(0, 16, 64), (16, 30, 64)]),  # 48 queries are a group's most
+    ],
+)
+def test_rows_are_grouped_by_the_blocks_they_begin_with(
+    tables: list[list[int]], group: int, expected: list[tuple[int, int, int]]
+) -> None:
+    """Guards speed: what siblings have in common is read once; no result depends on it."""
+    assert groups_of(families(*tables), group) == expected
 
 
 def test_rows_see_no_shared_block_past_their_own_position() -> None:
     """A table's stale entries beyond a sequence's end are not taken for something shared."""
-    context = families([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
+    context = families(B, B)
     context.positions[1] = 70
-    assert groups_of(context, 16) == [(0, 2, 64)]
+    assert groups_of(context) == [(0, 2, 64)]
 
 
 def test_pieces_of_a_prefill_stay_as_they_are() -> None:
     """Rows of one sequence are no siblings; a single row behind them joins nobody."""
     step = random_step(SHAPES["smollm2"], [(0, 40), (70, 1), (70, 1)], 16, shared=64)
-    assert groups_of(step.context, 16) == [(0, 32, 0), (32, 40, 0), (40, 42, 64)]
+    assert groups_of(step.context) == [(0, 32, 0), (32, 40, 0), (40, 42, 64)]

@@ -14,27 +14,8 @@ from workbench.models.llama import rotary_frequencies
 from workbench.models.registry import CONFIGS
 from workbench.models.spec import ARCHITECTURES, ModelSpec
 
-LLAMA_1B = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 16,
-    "hidden_size": 2048,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "intermediate_size": 8192,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
-STRETCHED = {
-    "rope_type": "llama3",
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA_1B = json.loads((CONFIGS / "llama-3.2-1b" / "config.json").read_text())
+STRETCHED = LLAMA_1B.pop("rope_scaling")
 
 
 def test_published_sizes() -> None:

@@ -1,7 +1,7 @@
-"""Beam search and best-of-N over canned replies; places and survivors: test_variants.py."""
+"""Beam search over canned replies; places and survivors: test_variants.py."""
 
 from workbench.search.problems import Problem
-from workbench.search.strategies import BeamSearch, BestOfN, Generate, Score, Step, split_steps
+from workbench.search.strategies import BeamSearch, Generate, Step, split_steps
 
 PROBLEM = Problem("p", "What is 1+1?")
 
@@ -40,16 +40,3 @@ def test_completions_are_split_at_blank_lines():
     assert split_steps("a\n\nb") == split_steps("a\n\n\n\nb") == ("a\n\n", "b")
     assert split_steps("a\n\nb\n\n") == ("a\n\n", "b\n\n")
     assert split_steps("") == split_steps(" \n\n ") == ()
-
-
-def test_best_of_n_asks_once_and_sorts():
-    """n samples without a stop string, one scoring pass, best first."""
-    texts = {(0,): "a\n\nb", (1,): "c", (2,): ""}
-    scores = {(0,): [0.1, 0.4], (1,): [0.8], (2,): []}
-    search = BestOfN(n=3, max_tokens=50).search(PROBLEM)
-    outcome, asked = drive(
-        search, lambda b: Step((1, 2), texts[b.path], "eos"), lambda b: scores[b.path]
-    )
-    assert [type(request) for request in asked] == [Generate, Score]
-    assert (asked[0].stop, asked[0].max_tokens) == ((), 50)
-    assert [beam.path for beam in outcome.beams] == [(1,), (2,), (0,)]  # no step counts 0.5

@@ -36,21 +36,6 @@ def test_the_thesis_s_pair_comes_first_and_the_tiny_one_second():
     assert r.recorded(infos[r.THESIS].path).recording == infos[r.THESIS].header
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "named"),
-    [
-        ({"device": "h1000"}, ConfigError, "h100"),
-        ({"policy": "first_comes"}, ConfigError, "first_come"),
-        ({"total_memory": "lots"}, ConfigError, "lots"),
-        ({"total_memory": "20MiB", "policy": "first_come"}, OutOfMemory, "missing"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(info, given, error, named):
-    """An unknown device or policy, a wrong type, too little memory: a named error."""
-    with pytest.raises(error, match=named):
-        r.replay(info, info.position(**given))
-
-
 def test_a_calibrated_device_is_offered_beside_the_presets(tmp_path, monkeypatch):
     """Where `workbench calibrate` left it in the project; no other file is."""
     monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))

@@ -354,7 +354,7 @@ def find_siblings(
     groups, most_rows = 0, QUERIES // group
     for piece in range(len(bounds) - 1):
         begin, end = bounds[piece], bounds[piece + 1]
-        if groups and end - begin == 1 and shared[groups - 1] >= 0:
+        if groups and end - begin == 1 and (begin - bounds[groups - 1] == 1 or shared[groups - 1]):
             first, so_far = bounds[groups - 1], shared[groups - 1]
             most = min(positions[first], positions[begin])
             common = _in_common(tables, width, sequence[first], sequence[begin], block_size, most)
@@ -362,11 +362,9 @@ def find_siblings(
                 shared[groups - 1] = min(common, so_far) if so_far else common
                 bounds[groups] = end
                 continue
-        shared[groups] = 0 if end - begin == 1 else -1
+        shared[groups] = 0
         groups += 1
         bounds[groups] = end
-    for number in range(groups):
-        shared[number] = max(0, shared[number])
     return groups
 
 

@@ -13,10 +13,9 @@ is scale * code + offset in float32, rounded once; scales and offsets are float1
 exact, else float32.
 
 One piece of work is some panels for up to 128 rows. Few rows are multiplied with a quantised panel
-as it lies; for more, 128 inputs of it at a time are widened to float32 in the first-level cache and
-multiplied with all of them. Every element is one sum over ascending inputs (see `tiles`), so its
-value depends neither on the other rows nor on the number of threads, nor on the form in which equal
-weights are kept.
+as it lies, widened in registers; for more, 128 inputs of it at a time are widened to float32 in the
+first-level cache, once for all of them. Every element is one sum (see `tiles`), so its value does
+not depend on the number of threads, nor on the form in which equal weights are kept.
 """
 
 from __future__ import annotations
@@ -75,12 +74,6 @@ class Form:
     group: int = 1
     half: bool = False
 
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of a group: of scales, of offsets where there are any, and of its codes."""
-        arrays = {32: 0, 8: 1, 4: 2}[self.bits]
-        return PANEL * (arrays * (2 if self.half else 4) + self.group * self.bits // 8)
-
 
 @dataclass(frozen=True, slots=True)
 class Panels:
@@ -99,7 +92,7 @@ class Panels:
     def nbytes(self) -> int:
         """Bytes of the weights; what fills up the last panel is not counted."""
         columns = self.columns * (2 if self.gated else 1)
-        return self.inputs // self.form.group * self.form.group_bytes * columns // PANEL
+        return self.data.shape[1] * columns // PANEL
 
     @property
     def shape(self) -> tuple[int, int]:

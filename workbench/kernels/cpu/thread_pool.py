@@ -2,7 +2,7 @@
 
 Compiled by numba, for one explicit signature each, kept on disk where possible. No fast-math flag
 is ever set: LLVM may then neither reorder a sum nor fuse a product, so a kernel computes exactly
-what its source says, whatever the vector width, the unrolling or the number of rows.
+what its source says, on every machine, whatever the vector width or the number of rows.
 
 A *kernel* is a compiled function of two addresses, its arguments' (int64 values) and a counter's;
 it takes piece numbers from the counter until none is left. The calling thread takes part, so a

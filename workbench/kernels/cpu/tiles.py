@@ -7,10 +7,6 @@ stays in a register: an element's value does not depend on how many rows or colu
 on where a sum is interrupted and taken up again. `isa` says how many fill the registers. Of a
 product w is a panel of weights, of attention's scores the keys, and of its sums the values.
 Addresses and strides are in bytes; nothing is checked.
-
-A quantised weight is scale * code + offset in float32, rounded once; `products` says where each
-lies. For few rows a product that widens weights in registers costs less than one that puts them
-down in between (`few_rows`); for many, `widen` puts them down once and `tile` reads them.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 numba leaves vectors to LLVM's guess, which keeps sums in memory and checks at run time whether
 arrays overlap. Here `Vector` is LLVM's <16 x float>: one AVX-512 register, or several smaller ones
-elsewhere. No fast-math flag is set, so LLVM may neither reorder nor fuse: each element is exactly
-what the source says, on every machine. What threads share and what a kernel gets is an int64
-address in bytes; nothing is checked.
+elsewhere. What threads share and what a kernel gets is an int64 address in bytes; nothing is
+checked.
 """
 
 from __future__ import annotations
