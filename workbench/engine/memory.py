@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.autograd.profiler import profile
 
 from workbench.config import EngineConfig, format_size, parse_size
-from workbench.core import SamplingRows, StepPlan, WantedLogits
+from workbench.core import SamplingParams, StepPlan, WantedLogits
 from workbench.engine.executor import Executor
+from workbench.engine.sampling import rows_of
 from workbench.errors import ConfigError, OutOfMemory, StepError
 from workbench.host import collection_paused, total_memory
 from workbench.kvcache.arena import BlockShape, KVArena
@@ -254,6 +254,8 @@ def _even_plan(
     lengths = np.full(seqs, tokens // seqs, np.int32)
     lengths[: tokens % seqs] += 1
     ends, context = np.cumsum(lengths), lengths + np.int32(cached)
+    rows = (ends - 1 if samples else ends[:0]).astype(np.int64)
+    filtered = SamplingParams(top_p=0.9)  # the filter that takes most room
     return StepPlan(
         step=0,
         tokens=np.zeros(tokens, np.int64),
@@ -261,23 +263,8 @@ def _even_plan(
         query_start=np.concatenate([[0], ends]).astype(np.int32),
         context_len=context,
         block_offsets=np.zeros((seqs, math.ceil(int(context.max()) / block_size)), np.int64),
-        sampling=_sampling(ends - 1, context) if samples else _sampling(ends[:0], context[:0]),
+        sampling=rows_of(filtered, rows, context[: len(rows)].astype(np.int64)),
         wanted=() if samples else (WantedLogits(ends.astype(np.int64) - 1, np.zeros(1, np.int64)),),
-    )
-
-
-def _sampling(rows: NDArray[Any], positions: NDArray[Any]) -> SamplingRows:
-    """Sampling of these rows, with the filter that takes most room."""
-    count = len(rows)
-    return SamplingRows(
-        rows=rows.astype(np.int64),
-        positions=positions.astype(np.int64),
-        seeds=np.zeros(count, np.uint64),
-        temperature=np.ones(count),
-        top_k=np.zeros(count, np.int64),
-        top_p=np.full(count, 0.9),
-        min_p=np.zeros(count),
-        logprobs=np.full(count, -1, np.int64),
     )
 
 
