@@ -55,12 +55,6 @@ class MemoryProfile:
     kv: int
     block_bytes: int
     num_blocks: int
-    activations_in_total: bool = True  # False: activations come on top of total
-
-    @property
-    def unused(self) -> int:
-        """Bytes of the budget too few for another block."""
-        return self.kv - self.num_blocks * self.block_bytes
 
     @property
     def table(self) -> pd.DataFrame:
@@ -113,7 +107,6 @@ def plan_memory(
         kv=kv,
         block_bytes=block_bytes,
         num_blocks=max(0, kv // block_bytes),
-        activations_in_total=config.activations_in_total,
     )
     _refuse_too_many(profile, model.device, kv_held, name)
     _refuse_too_few(profile, max_model_len, size, name)
