@@ -288,55 +288,43 @@ def beside_torch(device: torch.device) -> int:
     return max(0, total - free - torch.cuda.memory_reserved(device))
 
 
-def peak_on(device: torch.device) -> HostPeak | DevicePeak:
-    """What measures the most bytes held at one time, born inside a `with`."""
-    return HostPeak() if device.type == "cpu" else DevicePeak(device)
+@dataclass(slots=True)
+class Peak:
+    """What `peak_on` found. bytes: 0 until its `with` has ended."""
+
+    bytes: int = 0
 
 
-class HostPeak:
-    """The most bytes that torch, and Python and numpy, held at one time, born inside.
+@contextmanager
+def peak_on(device: torch.device) -> Iterator[Peak]:
+    """Measures the most bytes held at one time, allocated inside: those of torch on a GPU, those of
+    torch, Python and numpy on a CPU.
 
-    The two peaks are added although they need not coincide: an upper bound, by little.
-    torch's comes from its profiler's list of allocations and releases, so garbage must wait
-    meanwhile: its release would count against what is held.
+    A CPU's two peaks are added although they need not coincide: an upper bound, by little. torch's
+    comes from its profiler's list of allocations and releases, so garbage must wait meanwhile: its
+    release would count against what is held.
     """
-
-    def __enter__(self) -> HostPeak:
-        self._profile = profile(use_cpu=True, profile_memory=True, use_kineto=True)
-        self._profile.__enter__()
-        tracemalloc.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._traced = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        self._profile.__exit__(*error)
-
-    @property
-    def bytes(self) -> int:
-        results: Any = self._profile.kineto_results
+    peak = Peak()
+    if device.type == "cpu":
+        with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiled:
+            tracemalloc.start()
+            try:
+                yield peak
+            finally:
+                traced = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+        results: Any = profiled.kineto_results
         events = [e for e in results.events() if e.name() == "[memory]"]
         changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
-        highest = max(accumulate(changes, initial=0))
-        return math.ceil((highest + self._traced) / _GRAIN) * _GRAIN
-
-
-class DevicePeak:
-    """The most bytes of a GPU that torch held at one time, born inside; the host's do not count."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self.bytes = device, 0
-
-    def __enter__(self) -> DevicePeak:
-        torch.cuda.synchronize(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._before = torch.cuda.memory_allocated(self._device)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        torch.cuda.synchronize(self._device)
-        highest = torch.cuda.max_memory_allocated(self._device) - self._before
-        self.bytes = math.ceil(highest / _GRAIN) * _GRAIN
+        highest = max(accumulate(changes, initial=traced))
+    else:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield peak
+        torch.cuda.synchronize(device)
+        highest = torch.cuda.max_memory_allocated(device) - before
+    peak.bytes = math.ceil(highest / _GRAIN) * _GRAIN
 
 
 # -- one memory for several engines --
