@@ -61,7 +61,7 @@ def test_garbage_is_collected_afterwards_as_before(model: LlamaModel, collects: 
         plan(model, num_blocks=8)
         assert gc.isenabled() == collects
         with pytest.raises(ConfigError):
-            collection_paused()(total_bytes)("much")
+            collection_paused()(total_bytes)("much", GPU)
         assert gc.isenabled() == collects
         assert not collection_paused()(gc.isenabled)()
     finally:

@@ -171,8 +171,8 @@ class Engine:
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
         )
-        if place is not None:
-            place.taken_by(self)
+        if place is not None:  # last: the name is taken for as long as this engine lives
+            place.arena.storage.users[place.name] = self
 
     def _stops(self) -> StopChecker:
         return StopChecker(self._token_bytes, self.tokenizer.eos_ids)

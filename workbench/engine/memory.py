@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself otherwise
-CPU = torch.device("cpu")
 _GRAIN = 1 << 16  # peaks are rounded up to it: Python's own allocations differ a little each time
 
 
@@ -113,7 +112,7 @@ def plan_memory(
     return profile
 
 
-def total_bytes(memory: int | float | str, device: torch.device = CPU) -> int:
+def total_bytes(memory: int | float | str, device: torch.device) -> int:
     """Bytes of a `memory` setting: a size, or a float in (0, 1], a share of the device's memory."""
     return int(memory * total_of(device)) if isinstance(memory, float) else parse_size(memory)
 
@@ -398,7 +397,3 @@ class ArenaPlace:
             )
         shape = (config.block_size, model.spec.kv_heads, model.spec.head_dim)
         return bytes_.model(self.name, *shape, model.dtype)
-
-    def taken_by(self, engine: Any) -> None:
-        """It has the name for as long as it lives; its model may live on in others."""
-        self.arena.storage.users[self.name] = engine
