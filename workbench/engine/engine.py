@@ -28,7 +28,7 @@ from workbench.core import (
     Tag,
 )
 from workbench.engine.executor import Executor
-from workbench.engine.memory import ArenaPlace, memory_told, plan_memory
+from workbench.engine.memory import ArenaPlace, explain_out_of_memory, plan_memory
 from workbench.engine.requests import (
     Prompt,
     encoded,
@@ -153,7 +153,7 @@ class Engine:
                 self.cache.free_all()  # of an engine that had this name and was dropped
         self.cache.require(-(-longest // config.block_size))
         tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
-        with memory_told(config.model, model, self.memory.activations, self.memory.kv):
+        with explain_out_of_memory(config.model, model, self.memory.activations, self.memory.kv):
             self.executor = Executor(
                 model,
                 storage,

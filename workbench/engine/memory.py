@@ -83,11 +83,11 @@ def plan_memory(
     not fit: it names the model and the longest that does.
     """
     name, size = config.model, config.block_size
-    with memory_told(name, model):
+    with explain_out_of_memory(name, model):
         largest = config.max_num_batched_tokens, config.max_num_seqs, max_model_len
         activations = measure_activations(model, *largest, size)
     block_bytes = model.spec.block_bytes(size, model.dtype.itemsize)
-    other, paid = beside_torch(model.device), activations if config.activations_in_total else 0
+    other, paid = non_torch_bytes(model.device), activations if config.activations_in_total else 0
     fixed = model.weight_bytes + paid + other
     if num_blocks is not None:
         kv = num_blocks * block_bytes
@@ -97,7 +97,7 @@ def plan_memory(
         kv = total_bytes(config.memory, model.device) - fixed
     else:
         enough = config.max_num_seqs * math.ceil(max_model_len / size) * block_bytes
-        kv = min(enough, total_of(model.device) // 4 - fixed)
+        kv = min(enough, device_memory(model.device) // 4 - fixed)
     profile = MemoryProfile(
         total=kv + fixed,
         weights=model.weight_bytes,
@@ -107,18 +107,18 @@ def plan_memory(
         block_bytes=block_bytes,
         num_blocks=max(0, kv // block_bytes),
     )
-    _refuse_too_many(profile, model.device, kv_held, name)
-    _refuse_too_few(profile, max_model_len, size, name)
+    _require_device_room(profile, model.device, kv_held, name)
+    _require_one_request(profile, max_model_len, size, name)
     return profile
 
 
 def total_bytes(memory: int | float | str, device: torch.device) -> int:
     """Bytes of a `memory` setting: a size, or a float in (0, 1], a share of the device's memory."""
-    return int(memory * total_of(device)) if isinstance(memory, float) else parse_size(memory)
+    return int(memory * device_memory(device)) if isinstance(memory, float) else parse_size(memory)
 
 
 @contextmanager
-def memory_told(
+def explain_out_of_memory(
     name: str, model: LlamaModel, activations: int | None = None, kv: int | None = None
 ) -> Iterator[None]:
     """A GPU that runs out of memory inside raises OutOfMemory with the numbers.
@@ -132,7 +132,7 @@ def memory_told(
             raise
         sizes = {"weights": model.weight_bytes, "activations": activations, "KV": kv}
         told = [f"{k} {format_size(n)}" for k, n in sizes.items() if n is not None]
-        free = free_of(model.device)
+        free = free_memory(model.device)
         told += [] if free is None else [f"free {format_size(free)}"]
         raise OutOfMemory(
             f"{name}: {model.device} has no room for a step of the largest size "
@@ -141,11 +141,11 @@ def memory_told(
         ) from error
 
 
-def _refuse_too_many(
+def _require_device_room(
     profile: MemoryProfile, device: torch.device, kv_held: bool, name: str
 ) -> None:
     """Before blocks are made, or memory is asked of a system that promises more than it has."""
-    total, free = total_of(device), free_of(device)
+    total, free = device_memory(device), free_memory(device)
     if free is None:
         needed, room, beside = profile.kv, total, ""
         where = f"this machine has {format_size(total)}"
@@ -160,7 +160,7 @@ def _refuse_too_many(
         )
 
 
-def _refuse_too_few(profile: MemoryProfile, longest: int, block_size: int, name: str) -> None:
+def _require_one_request(profile: MemoryProfile, longest: int, block_size: int, name: str) -> None:
     needed = math.ceil(longest / block_size)
     if profile.num_blocks >= needed:
         return
@@ -227,7 +227,7 @@ def measure_graphs(executor: Executor, layers: int) -> int:
 
     def held() -> tuple[int, int]:
         torch.cuda.empty_cache()  # what is idle would hide what is taken
-        return torch.cuda.memory_reserved(device), beside_torch(device)
+        return torch.cuda.memory_reserved(device), non_torch_bytes(device)
 
     before = held()
     executor.record_steps()
@@ -263,12 +263,12 @@ def _even_plan(
 # -- what a device has, and what a step takes of it --
 
 
-def total_of(device: torch.device) -> int:
+def device_memory(device: torch.device) -> int:
     """Bytes of the device's memory, of which shares are taken."""
     return total_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
 
 
-def free_of(device: torch.device) -> int | None:
+def free_memory(device: torch.device) -> int | None:
     """Bytes to be had now, torch's idle ones included; None where the system promises any."""
     if device.type == "cpu":
         return None
@@ -276,7 +276,7 @@ def free_of(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] + idle
 
 
-def beside_torch(device: torch.device) -> int:
+def non_torch_bytes(device: torch.device) -> int:
     """Bytes taken of a GPU by what is not torch's: contexts, kernels, other processes; a CPU's 0.
 
     An interpreter of Python is not charged.
