@@ -30,6 +30,7 @@ from workbench.core import (
 from workbench.engine.executor import Executor
 from workbench.engine.memory import ArenaPlace, explain_out_of_memory, plan_memory
 from workbench.engine.requests import (
+    Ids,
     Prompt,
     encoded,
     paired,
@@ -50,7 +51,6 @@ from workbench.models.registry import DUMMY, load_tokenizer
 from workbench.models.spec import ModelSpec
 from workbench.trace import MOST_ROWS, Recorder, Trace
 
-TokenLines = SequenceOf[SequenceOf[int]]
 NO_TAG = Tag()
 LOADED_WITH = ("model", "dtype", "device", "batch_invariant")
 """Settings that weights depend on."""
@@ -180,12 +180,7 @@ class Engine:
     # -- requests --
 
     def add(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        tag: Tag | None = None,
-        salt: bytes = b"",
+        self, prompt: Prompt, params: SamplingParams, *, tag: Tag | None = None, salt: bytes = b""
     ) -> int:
         """Queue a prompt: text, tokenised as it is, or token ids; returns its request id.
 
@@ -198,9 +193,9 @@ class Engine:
 
     def add_score(
         self,
-        token_ids: SequenceOf[int],
-        positions: SequenceOf[int],
-        columns: SequenceOf[int],
+        token_ids: Ids,
+        positions: Ids,
+        columns: Ids,
         *,
         tag: Tag | None = None,
         salt: bytes = b"",
@@ -236,7 +231,7 @@ class Engine:
             raise
         return sequence
 
-    def forget(self, lines: TokenLines, kept: TokenLines = ()) -> int:
+    def forget(self, lines: SequenceOf[Ids], kept: SequenceOf[Ids] = ()) -> int:
         """`KVCacheManager.forget`: their cached KV is given up; no token depends on it.
 
         PromptError for a token id that is no whole number.
@@ -387,7 +382,7 @@ class Engine:
         self._held.append(output)
         self._recorder.request(self._trace_name, sequence, reason, time.perf_counter())
 
-    def _bytes(self, token_ids: SequenceOf[int]) -> bytes:
+    def _bytes(self, token_ids: Ids) -> bytes:
         """The text of sampled tokens; special ones, such as the end of sequence, have none."""
         return b"".join([self._token_bytes[k] for k in token_ids])
 
@@ -403,12 +398,7 @@ class Engine:
         """
         return self._run_all(self.add, paired(prompts, params))
 
-    def score(
-        self,
-        token_ids: SequenceOf[int],
-        positions: SequenceOf[int],
-        columns: SequenceOf[int],
-    ) -> RequestOutput:
+    def score(self, token_ids: Ids, positions: Ids, columns: Ids) -> RequestOutput:
         """add_score, run to its end."""
         return self._run_all(self.add_score, [(token_ids, positions, columns)])[0]
 

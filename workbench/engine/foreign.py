@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from workbench.core import CacheRoom, RequestOutput, SamplingParams, Sequence, Tag
 from workbench.engine import requests
 from workbench.engine.executor import sample
-from workbench.engine.requests import Prompt
+from workbench.engine.requests import Ids, Prompt
 from workbench.engine.sampling import StopChecker, require_finite, rows_of
 from workbench.errors import ConfigError, ModelError, StepError
 from workbench.kernels import Kernels
@@ -30,7 +30,6 @@ from workbench.models.gguf import GGUFFile
 from workbench.models.loading import open_weights, require_device
 from workbench.models.spec import ARCHITECTURES
 
-Ids = SequenceOf[int]
 Logits = NDArray[np.float32]
 
 

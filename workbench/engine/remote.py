@@ -24,7 +24,8 @@ import httpx
 import numpy as np
 
 from workbench.core import RequestOutput, SamplingParams, Sequence
-from workbench.engine.foreign import ForeignEngine, Ids, Logits
+from workbench.engine.foreign import ForeignEngine, Logits
+from workbench.engine.requests import Ids
 from workbench.errors import ConfigError, ModelError, RemoteError, WorkbenchError, nearest
 from workbench.models.registry import DUMMY, find_model, open_source
 

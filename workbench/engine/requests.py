@@ -14,7 +14,8 @@ from typing import Any
 from workbench.core import SamplingParams, ScoreParams, Sequence, Tag
 from workbench.errors import PromptError
 
-Prompt = str | SequenceOf[int]
+Ids = SequenceOf[int]
+Prompt = str | Ids
 
 
 def encoded(tokenizer: Any, prompt: Prompt) -> list[int]:
@@ -50,7 +51,7 @@ def paired(
         ) from None
 
 
-def score_params(positions: SequenceOf[int], columns: SequenceOf[int]) -> ScoreParams:
+def score_params(positions: Ids, columns: Ids) -> ScoreParams:
     """What a scoring request wants."""
     found = whole_numbers(positions, "positions"), whole_numbers(columns, "columns")
     return ScoreParams(tuple(found[0]), tuple(found[1]))
@@ -94,7 +95,7 @@ def require_known(sequence: Sequence, engine: Any, vocab: int) -> None:
     _require_inside("Stop id", params.stop_token_ids, vocab, f"{name}'s vocabulary")
 
 
-def _require_inside(what: str, given: SequenceOf[int], size: int, where: str) -> None:
+def _require_inside(what: str, given: Ids, size: int, where: str) -> None:
     if given and not 0 <= min(given) <= max(given) < size:
         bad = next(k for k in given if not 0 <= k < size)
         raise PromptError(f"{what} {bad} is not in {where}; allowed: 0 to {size - 1}.")
