@@ -33,6 +33,7 @@ from workbench.engine.requests import (
     Ids,
     Prompt,
     encoded,
+    output_of,
     paired,
     require_known,
     score_params,
@@ -364,27 +365,12 @@ class Engine:
 
     def _hold(self, sequence: Sequence, reason: str, error: Exception | None = None) -> None:
         """Keep what the caller is told of a request that has ended, then its row of the trace."""
-        params, score, rows = sequence.params, sequence.score, sequence.score_rows
-        token_ids = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
-        logprobs = params is not None and params.logprobs is not None
-        output = RequestOutput(
-            request_id=sequence.request_id,
-            token_ids=token_ids,
-            text=self._bytes(token_ids).decode(errors="replace"),
-            finish_reason=reason,
-            num_cached_tokens=sequence.num_cached_tokens,
-            logprobs=tuple(sequence.logprobs) if logprobs else None,
-            logits=np.stack([rows[p] for p in score.positions])
-            if score is not None and reason == "score"
-            else None,
-            error=error,
-        )
-        self._held.append(output)
+        score, rows, logits = sequence.score, sequence.score_rows, None
+        if score is not None and reason == "score":
+            logits = np.stack([rows[p] for p in score.positions])
+        more = {"num_cached_tokens": sequence.num_cached_tokens, "logits": logits, "error": error}
+        self._held.append(output_of(sequence, reason, self._token_bytes, **more))
         self._recorder.request(self._trace_name, sequence, reason, time.perf_counter())
-
-    def _bytes(self, token_ids: Ids) -> bytes:
-        """The text of sampled tokens; special ones, such as the end of sequence, have none."""
-        return b"".join([self._token_bytes[k] for k in token_ids])
 
     # -- whole requests --
 
@@ -440,7 +426,7 @@ class Engine:
                 ended = self._taken([sequence.request_id])
                 if ended and ended[0].error is not None:
                     raise ended[0].error
-                new = self._bytes(sequence.token_ids[shown:])
+                new = b"".join([self._token_bytes[k] for k in sequence.token_ids[shown:]])
                 piece = decoder.decode(new, final=bool(ended))
                 shown = max(shown, sequence.num_tokens)  # less of them after a repair
                 if piece:

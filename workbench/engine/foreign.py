@@ -133,17 +133,6 @@ class ForeignEngine(ABC):
                 raise output.error
         return outputs
 
-    # -- what ends --
-
-    def _sampled(self, sequence: Sequence, reason: str, cached: int | None = 0) -> RequestOutput:
-        """The output of a request that has its tokens."""
-        sampled = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
-        text = b"".join(self._token_bytes[k] for k in sampled).decode(errors="replace")
-        told = None
-        if sequence.params is not None and sequence.params.logprobs is not None:
-            told = tuple(sequence.logprobs)
-        return RequestOutput(sequence.request_id, sampled, text, reason, cached, told)
-
     def _last(self, sequence: Sequence) -> int:
         """Tokens at which generation ends for length."""
         assert sequence.params is not None
@@ -279,7 +268,7 @@ class TransformersEngine(ForeignEngine):
             reason = reason or ("length" if len(ids) >= self._last(sequence) else None)
             new = ids if past is None else ids[-1:]
         self._stops.remove(sequence.request_id)
-        return self._sampled(sequence, reason)
+        return requests.output_of(sequence, reason, self._token_bytes)
 
     def _scored(self, sequence: Sequence) -> RequestOutput:
         score = sequence.score

@@ -25,7 +25,7 @@ import numpy as np
 
 from workbench.core import RequestOutput, SamplingParams, Sequence
 from workbench.engine.foreign import ForeignEngine, Logits
-from workbench.engine.requests import Ids
+from workbench.engine.requests import Ids, output_of
 from workbench.errors import ConfigError, ModelError, RemoteError, WorkbenchError, nearest
 from workbench.models.registry import DUMMY, find_model, open_source
 
@@ -508,7 +508,7 @@ class RemoteEngine(ForeignEngine):
             if ended != "eos":
                 told = f"{len(ids)} of {most} tokens ({ended!r}), and no stop among them"
                 raise self._kind.wrong(told)
-        return self._sampled(sequence, reason or "length", cached)
+        return output_of(sequence, reason or "length", self._token_bytes, num_cached_tokens=cached)
 
     async def _score(self, sequence: Sequence) -> RequestOutput:
         score, ids, outputs = sequence.score, sequence.token_ids, self.value_outputs

@@ -1,4 +1,4 @@
-"""What any engine refuses of a request, and how: the same words, whoever computes. No torch.
+"""Checks of a request that every engine shares, and what its output says. No torch.
 
 PromptError says what was given and what is allowed; nothing is queued by then.
 """
@@ -11,7 +11,7 @@ from itertools import pairwise
 from operator import index
 from typing import Any
 
-from workbench.core import SamplingParams, ScoreParams, Sequence, Tag
+from workbench.core import RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
 from workbench.errors import PromptError
 
 Ids = SequenceOf[int]
@@ -120,3 +120,16 @@ def require_servable(sequence: Sequence, max_model_len: int) -> None:
             f"The request has {length} tokens; allowed are at most {most} "
             f"(max_model_len={max_model_len}). Shorten it, or raise max_model_len."
         )
+
+
+def output_of(
+    sequence: Sequence, reason: str, token_bytes: SequenceOf[bytes], **more: Any
+) -> RequestOutput:
+    """What the caller is told of a request that has ended: its tokens, their text and log
+    probabilities, and `more` fields. token_bytes: of each id, none of special tokens.
+    """
+    sampled = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+    text = b"".join([token_bytes[k] for k in sampled]).decode(errors="replace")
+    if sequence.params is not None and sequence.params.logprobs is not None:
+        more["logprobs"] = tuple(sequence.logprobs)
+    return RequestOutput(sequence.request_id, sampled, text, reason, **more)
