@@ -373,7 +373,7 @@ class LeasedPool(BlockPool):
             self.idle.pop(page, None)
         self.held -= len(pages)
         if self.copies:
-            self.copies.forget(pages, self.per_page)
+            self.copies.forget({block.id for block in self._blocks_in(pages)})
         # the last to come goes first: its bytes are nearest
         self.memory.free_pages.extendleft(reversed(pages))
 
