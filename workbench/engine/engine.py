@@ -285,7 +285,7 @@ class Engine:
         """Undo what was cut short; what it had ended, its caller is told of."""
         ended = self.scheduler.recover(self._stops())
         told = {output.request_id for output in self._held}
-        lost = StepError("The step failed, and an interrupt took what it said; ask again.")
+        lost = StepError("The step failed, its error lost to an interrupt; send the request again.")
         for sequence, reason in ended:
             if sequence.request_id not in told:
                 self._hold(sequence, reason, lost if reason == "error" else None)

@@ -34,7 +34,7 @@ Logits = NDArray[np.float32]
 
 
 class ForeignEngine(ABC):
-    """What engines of others have in common; one class of them says how requests are computed.
+    """What adapters to other engines have in common; a subclass says how requests are computed.
 
     source: the files of the model, of which config and tokenizer are read here.
     """
