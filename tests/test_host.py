@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import torch
 
 from workbench.engine.memory import total_bytes
 from workbench.experiments.provenance import memory_bytes
@@ -53,7 +54,7 @@ def test_a_containers_limit_counts_beside_the_machines_memory(cgroups, names, ro
     limit_to(own, 100 * MIB, 40 * MIB, 5 * MIB)
     assert available_memory() == 70 * MIB
     assert total_memory() == memory_bytes() == 100 * MIB
-    assert total_bytes(0.5) == 50 * MIB
+    assert total_bytes(0.5, torch.device("cpu")) == 50 * MIB
     limit_to(own, 100 * MIB, 200 * MIB, 5 * MIB)
     assert available_memory() == 0
     (own / "memory.stat").unlink()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from workbench.core import SamplingParams, SamplingRows, Sequence
 from workbench.engine import executor
-from workbench.engine.sampling import StopChecker, mix, uniform
+from workbench.engine.sampling import StopChecker, mix, rows_of, uniform
 from workbench.errors import StepError
 from workbench.kernels import Kernels
 from workbench.kernels.cpu import CpuKernels
@@ -52,16 +52,8 @@ def test_uniform_is_even_and_uncorrelated() -> None:
 
 def make_rows(count: int, **columns: object) -> SamplingRows:
     """`count` rows at temperature 1 without filters, seeds and positions all different."""
-    rows = SamplingRows(
-        rows=np.arange(count),
-        positions=np.arange(count) + 3,
-        seeds=np.arange(count).astype(np.uint64) * np.uint64(977),
-        temperature=np.ones(count),
-        top_k=np.zeros(count, np.int64),
-        top_p=np.ones(count),
-        min_p=np.zeros(count),
-        logprobs=np.full(count, -1),
-    )
+    rows = rows_of(SamplingParams(), np.arange(count), np.arange(count) + 3)
+    rows = replace(rows, seeds=np.arange(count).astype(np.uint64) * np.uint64(977))
     changed = {
         name: np.full(count, value, getattr(rows, name).dtype) for name, value in columns.items()
     }

@@ -63,9 +63,10 @@ from workbench.bench.record import (
     memory_rows,
     rates_in_turn,
 )
-from workbench.core import SamplingParams, SamplingRows
+from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.executor import sample
+from workbench.engine.sampling import rows_of
 from workbench.experiments.provenance import cpu_features
 from workbench.kernels import load_kernels
 from workbench.models.gguf import GGUFFile, TokenizerReader, read_config
@@ -206,17 +207,8 @@ def engine_rows(bench: EngineBench, measured: Callable[..., Ceiling]) -> Iterato
 def sampling_rows(device: torch.device, repeats: int) -> Iterator[Row]:
     """Rows drawn with a filter, or with log probabilities, beside the same rows without."""
     kernels, count = load_kernels(device, torch.float32, batch_invariant=False), 64
-    none = np.zeros(count, np.int64)
-    plain = SamplingRows(
-        rows=np.arange(count),
-        positions=np.arange(count),
-        seeds=np.arange(count, dtype=np.uint64),
-        temperature=np.full(count, 0.8),
-        top_k=none,
-        top_p=np.ones(count),
-        min_p=np.zeros(count),
-        logprobs=none - 1,
-    )
+    plain = rows_of(SamplingParams(temperature=0.8), np.arange(count), np.arange(count))
+    plain = replace(plain, seeds=np.arange(count, dtype=np.uint64))
     for vocab, (kind, spread) in product(VOCABULARIES, SPREADS.items()):
         drawn = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
         logits = (drawn * spread).to(device)

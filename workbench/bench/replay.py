@@ -28,7 +28,7 @@ from workbench.bench.record import Row, measure_ceiling, median_row
 from workbench.bench.search import TINY, TINY_PRM, make_workload, searched
 from workbench.config import SweepConfig
 from workbench.engine.engine import Engine
-from workbench.engine.memory import block_shape, total_of
+from workbench.engine.memory import block_shape, device_memory
 from workbench.experiments.provenance import cpu_model, memory_bytes
 from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.replay import simulator
@@ -182,7 +182,7 @@ def this_machine(device: str = "cpu") -> Device:
     else:
         place = require_gpu(bench="reenact", name=device)
         ceiling, name = gpu_ceiling(place), torch.cuda.get_device_name(place)
-        memory = total_of(place)
+        memory = device_memory(place)
     source = "measured: a matrix product, a sum over memory"
     return Device(name, ceiling.gemm_flops_per_s, ceiling.bytes_per_s, memory, source)
 

@@ -28,10 +28,12 @@ from workbench.core import (
     Tag,
 )
 from workbench.engine.executor import Executor
-from workbench.engine.memory import ArenaPlace, memory_told, plan_memory
+from workbench.engine.memory import ArenaPlace, explain_out_of_memory, plan_memory
 from workbench.engine.requests import (
+    Ids,
     Prompt,
     encoded,
+    output_of,
     paired,
     require_known,
     score_params,
@@ -50,7 +52,6 @@ from workbench.models.registry import DUMMY, load_tokenizer
 from workbench.models.spec import ModelSpec
 from workbench.trace import MOST_ROWS, Recorder, Trace
 
-TokenLines = SequenceOf[SequenceOf[int]]
 NO_TAG = Tag()
 LOADED_WITH = ("model", "dtype", "device", "batch_invariant")
 """Settings that weights depend on."""
@@ -153,7 +154,7 @@ class Engine:
                 self.cache.free_all()  # of an engine that had this name and was dropped
         self.cache.require(-(-longest // config.block_size))
         tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
-        with memory_told(config.model, model, self.memory.activations, self.memory.kv):
+        with explain_out_of_memory(config.model, model, self.memory.activations, self.memory.kv):
             self.executor = Executor(
                 model,
                 storage,
@@ -171,8 +172,8 @@ class Engine:
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
         )
-        if place is not None:
-            place.taken_by(self)
+        if place is not None:  # last: the name is taken for as long as this engine lives
+            place.arena.storage.users[place.name] = self
 
     def _stops(self) -> StopChecker:
         return StopChecker(self._token_bytes, self.tokenizer.eos_ids)
@@ -180,12 +181,7 @@ class Engine:
     # -- requests --
 
     def add(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        tag: Tag | None = None,
-        salt: bytes = b"",
+        self, prompt: Prompt, params: SamplingParams, *, tag: Tag | None = None, salt: bytes = b""
     ) -> int:
         """Queue a prompt: text, tokenised as it is, or token ids; returns its request id.
 
@@ -198,9 +194,9 @@ class Engine:
 
     def add_score(
         self,
-        token_ids: SequenceOf[int],
-        positions: SequenceOf[int],
-        columns: SequenceOf[int],
+        token_ids: Ids,
+        positions: Ids,
+        columns: Ids,
         *,
         tag: Tag | None = None,
         salt: bytes = b"",
@@ -236,7 +232,7 @@ class Engine:
             raise
         return sequence
 
-    def forget(self, lines: TokenLines, kept: TokenLines = ()) -> int:
+    def forget(self, lines: SequenceOf[Ids], kept: SequenceOf[Ids] = ()) -> int:
         """`KVCacheManager.forget`: their cached KV is given up; no token depends on it.
 
         PromptError for a token id that is no whole number.
@@ -289,7 +285,7 @@ class Engine:
         """Undo what was cut short; what it had ended, its caller is told of."""
         ended = self.scheduler.recover(self._stops())
         told = {output.request_id for output in self._held}
-        lost = StepError("The step failed, and an interrupt took what it said; ask again.")
+        lost = StepError("The step failed, its error lost to an interrupt; send the request again.")
         for sequence, reason in ended:
             if sequence.request_id not in told:
                 self._hold(sequence, reason, lost if reason == "error" else None)
@@ -369,27 +365,12 @@ class Engine:
 
     def _hold(self, sequence: Sequence, reason: str, error: Exception | None = None) -> None:
         """Keep what the caller is told of a request that has ended, then its row of the trace."""
-        params, score, rows = sequence.params, sequence.score, sequence.score_rows
-        token_ids = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
-        logprobs = params is not None and params.logprobs is not None
-        output = RequestOutput(
-            request_id=sequence.request_id,
-            token_ids=token_ids,
-            text=self._bytes(token_ids).decode(errors="replace"),
-            finish_reason=reason,
-            num_cached_tokens=sequence.num_cached_tokens,
-            logprobs=tuple(sequence.logprobs) if logprobs else None,
-            logits=np.stack([rows[p] for p in score.positions])
-            if score is not None and reason == "score"
-            else None,
-            error=error,
-        )
-        self._held.append(output)
+        score, rows, logits = sequence.score, sequence.score_rows, None
+        if score is not None and reason == "score":
+            logits = np.stack([rows[p] for p in score.positions])
+        more = {"num_cached_tokens": sequence.num_cached_tokens, "logits": logits, "error": error}
+        self._held.append(output_of(sequence, reason, self._token_bytes, **more))
         self._recorder.request(self._trace_name, sequence, reason, time.perf_counter())
-
-    def _bytes(self, token_ids: SequenceOf[int]) -> bytes:
-        """The text of sampled tokens; special ones, such as the end of sequence, have none."""
-        return b"".join([self._token_bytes[k] for k in token_ids])
 
     # -- whole requests --
 
@@ -403,12 +384,7 @@ class Engine:
         """
         return self._run_all(self.add, paired(prompts, params))
 
-    def score(
-        self,
-        token_ids: SequenceOf[int],
-        positions: SequenceOf[int],
-        columns: SequenceOf[int],
-    ) -> RequestOutput:
+    def score(self, token_ids: Ids, positions: Ids, columns: Ids) -> RequestOutput:
         """add_score, run to its end."""
         return self._run_all(self.add_score, [(token_ids, positions, columns)])[0]
 
@@ -450,7 +426,7 @@ class Engine:
                 ended = self._taken([sequence.request_id])
                 if ended and ended[0].error is not None:
                     raise ended[0].error
-                new = self._bytes(sequence.token_ids[shown:])
+                new = b"".join([self._token_bytes[k] for k in sequence.token_ids[shown:]])
                 piece = decoder.decode(new, final=bool(ended))
                 shown = max(shown, sequence.num_tokens)  # less of them after a repair
                 if piece:

@@ -25,7 +25,7 @@ from workbench.engine.sampling import (
     require_finite_rows,
     uniform,
 )
-from workbench.errors import ConfigError, StepError
+from workbench.errors import StepError
 from workbench.kernels import ForwardContext, Kernels, LayerCache
 from workbench.kvcache.storage import BlockStorage
 from workbench.models.llama import Buffers, LlamaModel
@@ -114,11 +114,7 @@ class Executor:
 
     def _forward(self, plan: StepPlan, needed: NDArray[np.int64] | None) -> torch.Tensor:
         """Last hidden states of the rows that are needed, or of all."""
-        if plan.num_tokens > self.buffers.tokens:
-            raise ConfigError(
-                f"The step has {plan.num_tokens} tokens; this executor has room for "
-                f"{self.buffers.tokens}."
-            )
+        assert plan.num_tokens <= self.buffers.tokens, "a step of more than the buffers hold"
         assert int(plan.positions.max()) < self.model.spec.max_model_len, "no such position"
         tokens = staged(plan.tokens, np.int64, self.model.device)
         if plan.num_tokens == plan.num_seqs:

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workbench.core import CacheRoom, RequestOutput, SamplingParams, SamplingRows, Sequence, Tag
+from workbench.core import CacheRoom, RequestOutput, SamplingParams, Sequence, Tag
 from workbench.engine import requests
 from workbench.engine.executor import sample
-from workbench.engine.requests import Prompt
-from workbench.engine.sampling import StopChecker, require_finite
+from workbench.engine.requests import Ids, Prompt
+from workbench.engine.sampling import StopChecker, require_finite, rows_of
 from workbench.errors import ConfigError, ModelError, StepError
 from workbench.kernels import Kernels
 from workbench.models import registry
@@ -30,12 +30,11 @@ from workbench.models.gguf import GGUFFile
 from workbench.models.loading import open_weights, require_device
 from workbench.models.spec import ARCHITECTURES
 
-Ids = SequenceOf[int]
 Logits = NDArray[np.float32]
 
 
 class ForeignEngine(ABC):
-    """What engines of others have in common; one class of them says how requests are computed.
+    """What adapters to other engines have in common; a subclass says how requests are computed.
 
     source: the files of the model, of which config and tokenizer are read here.
     """
@@ -133,17 +132,6 @@ class ForeignEngine(ABC):
             if output.error is not None:
                 raise output.error
         return outputs
-
-    # -- what ends --
-
-    def _sampled(self, sequence: Sequence, reason: str, cached: int | None = 0) -> RequestOutput:
-        """The output of a request that has its tokens."""
-        sampled = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
-        text = b"".join(self._token_bytes[k] for k in sampled).decode(errors="replace")
-        told = None
-        if sequence.params is not None and sequence.params.logprobs is not None:
-            told = tuple(sequence.logprobs)
-        return RequestOutput(sequence.request_id, sampled, text, reason, cached, told)
 
     def _last(self, sequence: Sequence) -> int:
         """Tokens at which generation ends for length."""
@@ -272,14 +260,15 @@ class TransformersEngine(ForeignEngine):
         new, reason = ids, None
         while reason is None:
             logits, past = self._forward(new, [len(new) - 1], past)
-            tokens, logprobs = sample(self._kernels, logits, _row(params, len(ids)))
+            row = rows_of(params, np.zeros(1, np.int64), np.array([len(ids)], np.int64))
+            tokens, logprobs = sample(self._kernels, logits, row)
             ids.append(int(tokens[0]))
             sequence.logprobs += [each for each in logprobs if each is not None]
             reason = self._stops.finish_reason(sequence)
             reason = reason or ("length" if len(ids) >= self._last(sequence) else None)
             new = ids if past is None else ids[-1:]
         self._stops.remove(sequence.request_id)
-        return self._sampled(sequence, reason)
+        return requests.output_of(sequence, reason, self._token_bytes)
 
     def _scored(self, sequence: Sequence) -> RequestOutput:
         score = sequence.score
@@ -305,13 +294,3 @@ class TransformersEngine(ForeignEngine):
         found = self._model(input_ids=inputs, use_cache=True, **how)
         logits = found.logits[0] if self._keeps else found.logits[0, at]
         return logits.float(), found.get("past_key_values")
-
-
-def _row(params: SamplingParams, position: int) -> SamplingRows:
-    """The one row of a step, whose next token has this position."""
-    whole = {"rows": 0, "positions": position, "top_k": params.top_k}
-    whole["logprobs"] = -1 if params.logprobs is None else params.logprobs
-    columns: dict[str, Any] = {name: np.array([each], np.int64) for name, each in whole.items()}
-    for name in ("temperature", "top_p", "min_p"):
-        columns[name] = np.array([getattr(params, name)], np.float64)
-    return SamplingRows(seeds=np.array([params.seed & 0xFFFF_FFFF_FFFF_FFFF], np.uint64), **columns)

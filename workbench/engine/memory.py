@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.autograd.profiler import profile
 
 from workbench.config import EngineConfig, format_size, parse_size
-from workbench.core import SamplingRows, StepPlan, WantedLogits
+from workbench.core import SamplingParams, StepPlan, WantedLogits
 from workbench.engine.executor import Executor
+from workbench.engine.sampling import rows_of
 from workbench.errors import ConfigError, OutOfMemory, StepError
 from workbench.host import collection_paused, total_memory
 from workbench.kvcache.arena import BlockShape, KVArena
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself otherwise
-CPU = torch.device("cpu")
 _GRAIN = 1 << 16  # peaks are rounded up to it: Python's own allocations differ a little each time
 
 
@@ -55,12 +54,6 @@ class MemoryProfile:
     kv: int
     block_bytes: int
     num_blocks: int
-    activations_in_total: bool = True  # False: activations come on top of total
-
-    @property
-    def unused(self) -> int:
-        """Bytes of the budget too few for another block."""
-        return self.kv - self.num_blocks * self.block_bytes
 
     @property
     def table(self) -> pd.DataFrame:
@@ -90,11 +83,11 @@ def plan_memory(
     not fit: it names the model and the longest that does.
     """
     name, size = config.model, config.block_size
-    with memory_told(name, model):
+    with explain_out_of_memory(name, model):
         largest = config.max_num_batched_tokens, config.max_num_seqs, max_model_len
         activations = measure_activations(model, *largest, size)
     block_bytes = model.spec.block_bytes(size, model.dtype.itemsize)
-    other, paid = beside_torch(model.device), activations if config.activations_in_total else 0
+    other, paid = non_torch_bytes(model.device), activations if config.activations_in_total else 0
     fixed = model.weight_bytes + paid + other
     if num_blocks is not None:
         kv = num_blocks * block_bytes
@@ -104,7 +97,7 @@ def plan_memory(
         kv = total_bytes(config.memory, model.device) - fixed
     else:
         enough = config.max_num_seqs * math.ceil(max_model_len / size) * block_bytes
-        kv = min(enough, total_of(model.device) // 4 - fixed)
+        kv = min(enough, device_memory(model.device) // 4 - fixed)
     profile = MemoryProfile(
         total=kv + fixed,
         weights=model.weight_bytes,
@@ -113,20 +106,19 @@ def plan_memory(
         kv=kv,
         block_bytes=block_bytes,
         num_blocks=max(0, kv // block_bytes),
-        activations_in_total=config.activations_in_total,
     )
-    _refuse_too_many(profile, model.device, kv_held, name)
-    _refuse_too_few(profile, max_model_len, size, name)
+    _require_device_room(profile, model.device, kv_held, name)
+    _require_one_request(profile, max_model_len, size, name)
     return profile
 
 
-def total_bytes(memory: int | float | str, device: torch.device = CPU) -> int:
+def total_bytes(memory: int | float | str, device: torch.device) -> int:
     """Bytes of a `memory` setting: a size, or a float in (0, 1], a share of the device's memory."""
-    return int(memory * total_of(device)) if isinstance(memory, float) else parse_size(memory)
+    return int(memory * device_memory(device)) if isinstance(memory, float) else parse_size(memory)
 
 
 @contextmanager
-def memory_told(
+def explain_out_of_memory(
     name: str, model: LlamaModel, activations: int | None = None, kv: int | None = None
 ) -> Iterator[None]:
     """A GPU that runs out of memory inside raises OutOfMemory with the numbers.
@@ -140,7 +132,7 @@ def memory_told(
             raise
         sizes = {"weights": model.weight_bytes, "activations": activations, "KV": kv}
         told = [f"{k} {format_size(n)}" for k, n in sizes.items() if n is not None]
-        free = free_of(model.device)
+        free = free_memory(model.device)
         told += [] if free is None else [f"free {format_size(free)}"]
         raise OutOfMemory(
             f"{name}: {model.device} has no room for a step of the largest size "
@@ -149,11 +141,11 @@ def memory_told(
         ) from error
 
 
-def _refuse_too_many(
+def _require_device_room(
     profile: MemoryProfile, device: torch.device, kv_held: bool, name: str
 ) -> None:
     """Before blocks are made, or memory is asked of a system that promises more than it has."""
-    total, free = total_of(device), free_of(device)
+    total, free = device_memory(device), free_memory(device)
     if free is None:
         needed, room, beside = profile.kv, total, ""
         where = f"this machine has {format_size(total)}"
@@ -168,7 +160,7 @@ def _refuse_too_many(
         )
 
 
-def _refuse_too_few(profile: MemoryProfile, longest: int, block_size: int, name: str) -> None:
+def _require_one_request(profile: MemoryProfile, longest: int, block_size: int, name: str) -> None:
     needed = math.ceil(longest / block_size)
     if profile.num_blocks >= needed:
         return
@@ -235,7 +227,7 @@ def measure_graphs(executor: Executor, layers: int) -> int:
 
     def held() -> tuple[int, int]:
         torch.cuda.empty_cache()  # what is idle would hide what is taken
-        return torch.cuda.memory_reserved(device), beside_torch(device)
+        return torch.cuda.memory_reserved(device), non_torch_bytes(device)
 
     before = held()
     executor.record_steps()
@@ -254,6 +246,8 @@ def _even_plan(
     lengths = np.full(seqs, tokens // seqs, np.int32)
     lengths[: tokens % seqs] += 1
     ends, context = np.cumsum(lengths), lengths + np.int32(cached)
+    rows = (ends - 1 if samples else ends[:0]).astype(np.int64)
+    filtered = SamplingParams(top_p=0.9)  # the filter that takes most room
     return StepPlan(
         step=0,
         tokens=np.zeros(tokens, np.int64),
@@ -261,35 +255,20 @@ def _even_plan(
         query_start=np.concatenate([[0], ends]).astype(np.int32),
         context_len=context,
         block_offsets=np.zeros((seqs, math.ceil(int(context.max()) / block_size)), np.int64),
-        sampling=_sampling(ends - 1, context) if samples else _sampling(ends[:0], context[:0]),
+        sampling=rows_of(filtered, rows, context[: len(rows)].astype(np.int64)),
         wanted=() if samples else (WantedLogits(ends.astype(np.int64) - 1, np.zeros(1, np.int64)),),
-    )
-
-
-def _sampling(rows: NDArray[Any], positions: NDArray[Any]) -> SamplingRows:
-    """Sampling of these rows, with the filter that takes most room."""
-    count = len(rows)
-    return SamplingRows(
-        rows=rows.astype(np.int64),
-        positions=positions.astype(np.int64),
-        seeds=np.zeros(count, np.uint64),
-        temperature=np.ones(count),
-        top_k=np.zeros(count, np.int64),
-        top_p=np.full(count, 0.9),
-        min_p=np.zeros(count),
-        logprobs=np.full(count, -1, np.int64),
     )
 
 
 # -- what a device has, and what a step takes of it --
 
 
-def total_of(device: torch.device) -> int:
+def device_memory(device: torch.device) -> int:
     """Bytes of the device's memory, of which shares are taken."""
     return total_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
 
 
-def free_of(device: torch.device) -> int | None:
+def free_memory(device: torch.device) -> int | None:
     """Bytes to be had now, torch's idle ones included; None where the system promises any."""
     if device.type == "cpu":
         return None
@@ -297,7 +276,7 @@ def free_of(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] + idle
 
 
-def beside_torch(device: torch.device) -> int:
+def non_torch_bytes(device: torch.device) -> int:
     """Bytes taken of a GPU by what is not torch's: contexts, kernels, other processes; a CPU's 0.
 
     An interpreter of Python is not charged.
@@ -308,55 +287,43 @@ def beside_torch(device: torch.device) -> int:
     return max(0, total - free - torch.cuda.memory_reserved(device))
 
 
-def peak_on(device: torch.device) -> HostPeak | DevicePeak:
-    """What measures the most bytes held at one time, born inside a `with`."""
-    return HostPeak() if device.type == "cpu" else DevicePeak(device)
+@dataclass(slots=True)
+class Peak:
+    """What `peak_on` found. bytes: 0 until its `with` has ended."""
+
+    bytes: int = 0
 
 
-class HostPeak:
-    """The most bytes that torch, and Python and numpy, held at one time, born inside.
+@contextmanager
+def peak_on(device: torch.device) -> Iterator[Peak]:
+    """Measures the most bytes held at one time, allocated inside: those of torch on a GPU, those of
+    torch, Python and numpy on a CPU.
 
-    The two peaks are added although they need not coincide: an upper bound, by little.
-    torch's comes from its profiler's list of allocations and releases, so garbage must wait
-    meanwhile: its release would count against what is held.
+    A CPU's two peaks are added although they need not coincide: an upper bound, by little. torch's
+    comes from its profiler's list of allocations and releases, so garbage must wait meanwhile: its
+    release would count against what is held.
     """
-
-    def __enter__(self) -> HostPeak:
-        self._profile = profile(use_cpu=True, profile_memory=True, use_kineto=True)
-        self._profile.__enter__()
-        tracemalloc.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._traced = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        self._profile.__exit__(*error)
-
-    @property
-    def bytes(self) -> int:
-        results: Any = self._profile.kineto_results
+    peak = Peak()
+    if device.type == "cpu":
+        with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiled:
+            tracemalloc.start()
+            try:
+                yield peak
+            finally:
+                traced = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+        results: Any = profiled.kineto_results
         events = [e for e in results.events() if e.name() == "[memory]"]
         changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
-        highest = max(accumulate(changes, initial=0))
-        return math.ceil((highest + self._traced) / _GRAIN) * _GRAIN
-
-
-class DevicePeak:
-    """The most bytes of a GPU that torch held at one time, born inside; the host's do not count."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self.bytes = device, 0
-
-    def __enter__(self) -> DevicePeak:
-        torch.cuda.synchronize(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._before = torch.cuda.memory_allocated(self._device)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        torch.cuda.synchronize(self._device)
-        highest = torch.cuda.max_memory_allocated(self._device) - self._before
-        self.bytes = math.ceil(highest / _GRAIN) * _GRAIN
+        highest = max(accumulate(changes, initial=traced))
+    else:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield peak
+        torch.cuda.synchronize(device)
+        highest = torch.cuda.max_memory_allocated(device) - before
+    peak.bytes = math.ceil(highest / _GRAIN) * _GRAIN
 
 
 # -- one memory for several engines --
@@ -430,7 +397,3 @@ class ArenaPlace:
             )
         shape = (config.block_size, model.spec.kv_heads, model.spec.head_dim)
         return bytes_.model(self.name, *shape, model.dtype)
-
-    def taken_by(self, engine: Any) -> None:
-        """It has the name for as long as it lives; its model may live on in others."""
-        self.arena.storage.users[self.name] = engine

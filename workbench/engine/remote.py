@@ -24,7 +24,8 @@ import httpx
 import numpy as np
 
 from workbench.core import RequestOutput, SamplingParams, Sequence
-from workbench.engine.foreign import ForeignEngine, Ids, Logits
+from workbench.engine.foreign import ForeignEngine, Logits
+from workbench.engine.requests import Ids, output_of
 from workbench.errors import ConfigError, ModelError, RemoteError, WorkbenchError, nearest
 from workbench.models.registry import DUMMY, find_model, open_source
 
@@ -37,7 +38,7 @@ FILTERS = ("temperature", "top_k", "top_p", "min_p")
 # else a server takes those of the model's generation_config
 NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 PROBE = "Compute 7-3+12.\n\n## Step 1: \\boxed{été}"
-Answer = Mapping[str, Any]
+JSONObject = Mapping[str, Any]
 Sampled = tuple[list[Any], int | None, Any]  # of ServerKind.sample
 
 
@@ -83,7 +84,7 @@ class Connection:
         await self._client.aclose()
         self._loop.call_soon(self._loop.stop)
 
-    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+    async def request(self, path: str, body: Mapping[str, Any] | None = None) -> JSONObject:
         """The object that the server answers a GET (body None) or POST with.
 
         A connection that fails is tried again TRIES times in all, a busy server until the time is
@@ -123,7 +124,7 @@ class Connection:
         )
 
 
-def _object(where: str, response: httpx.Response) -> Answer:
+def _object(where: str, response: httpx.Response) -> JSONObject:
     """The JSON object of a response; RemoteError for another status or body."""
     text = f"{response.text:.300}"
     if response.status_code != 200:
@@ -158,9 +159,9 @@ class ServerKind(ABC):
         asked = f"It is asked as a server of kind {self.name!r}; give kind= where it is another."
         return RemoteError(f"{self._server.url} answered {what}. {asked}")
 
-    async def _asked(self, path: str, prompt_tokens: int, body: Answer) -> Answer:
+    async def _asked(self, path: str, prompt_tokens: int, body: JSONObject) -> JSONObject:
         """An answer by this model, to as many prompt tokens as it was sent."""
-        told = used = await self._server.ask(path, body)
+        told = used = await self._server.request(path, body)
         for key in self.counted:
             used = used[key]
         model = told.get("model", self.model)  # not every kind says it
@@ -169,14 +170,14 @@ class ServerKind(ABC):
                              f"{self.model!r} and {prompt_tokens}")  # fmt: skip
         return told
 
-    async def longest(self, card: Answer) -> Any:
+    async def max_model_len(self, card: JSONObject) -> Any:
         """Tokens of a request at most, if it says so. card: of /v1/models."""
         return card.get("max_model_len")
 
     async def tokens(self, text: str) -> Any:
         """Those of a text, without special ones around it."""
         asked = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        return (await self._server.ask("/tokenize", asked))["tokens"]
+        return (await self._server.request("/tokenize", asked))["tokens"]
 
     @abstractmethod
     async def sample(self, prompt: list[int], params: SamplingParams) -> Sampled:
@@ -186,10 +187,10 @@ class ServerKind(ABC):
         """
 
     @abstractmethod
-    async def labels(self, ids: list[int], places: Ids, columns: Ids) -> Any:
+    async def label_probabilities(self, ids: list[int], places: Ids, columns: Ids) -> Any:
         """Probabilities [places, columns] of tokens after each place, up to a factor of its own."""
 
-    async def values(self, ids: list[int], places: Ids) -> Any:
+    async def value_probabilities(self, ids: list[int], places: Ids) -> Any:
         """Probabilities [places, outputs] of a value head, where the kind is capable of them."""
         raise AssertionError(f"{self.name} was asked for values")
 
@@ -217,7 +218,7 @@ class Vllm(ServerKind):
         choice, details = told["choices"][0], told["usage"].get("prompt_tokens_details") or {}
         return choice["token_ids"], details.get("cached_tokens"), choice.get("finish_reason")
 
-    async def labels(self, ids: list[int], places: Ids, columns: Ids) -> Any:
+    async def label_probabilities(self, ids: list[int], places: Ids, columns: Ids) -> Any:
         """By /generative_scoring: of two columns, between them; of others, in the vocabulary, a
         call for each.
         """
@@ -236,7 +237,7 @@ class Vllm(ServerKind):
             return np.concatenate([first, 1 - first], axis=1)
         return np.concatenate([await of([column], False) for column in columns], axis=1)
 
-    async def values(self, ids: list[int], places: Ids) -> Any:
+    async def value_probabilities(self, ids: list[int], places: Ids) -> Any:
         """By /pooling, of the last token of each beginning."""
         beginnings = [ids[: place + 1] for place in places]
         asked = {"input": beginnings, "task": "token_classify", "encoding_format": "float"}
@@ -255,12 +256,12 @@ class LlamaCpp(ServerKind):
     capabilities = frozenset({"seeds"})
     counted = ("tokens_evaluated",)
 
-    async def longest(self, card: Answer) -> Any:
-        return (await self._server.ask("/props"))["default_generation_settings"]["n_ctx"]
+    async def max_model_len(self, card: JSONObject) -> Any:
+        return (await self._server.request("/props"))["default_generation_settings"]["n_ctx"]
 
     async def tokens(self, text: str) -> Any:
         asked = {"content": text, "add_special": False}
-        return (await self._server.ask("/tokenize", asked))["tokens"]
+        return (await self._server.request("/tokenize", asked))["tokens"]
 
     async def sample(self, prompt: list[int], params: SamplingParams) -> Sampled:
         told = await self._asked("/completion", len(prompt), {
@@ -274,7 +275,7 @@ class LlamaCpp(ServerKind):
         })  # fmt: skip
         return told["tokens"], told.get("timings", {}).get("cache_n"), told["stop_type"]
 
-    async def labels(self, ids: list[int], places: Ids, columns: Ids) -> Any:
+    async def label_probabilities(self, ids: list[int], places: Ids, columns: Ids) -> Any:
         """By /completion: a large bias, the same for all, makes them the likeliest tokens, and
         leaves the odds between them.
         """
@@ -301,9 +302,9 @@ class Sglang(ServerKind):
     capabilities = frozenset({"ignore_eos"})
     counted = ("meta_info", "prompt_tokens")
 
-    async def longest(self, card: Answer) -> Any:
+    async def max_model_len(self, card: JSONObject) -> Any:
         """As it says beside whether it takes seeds."""
-        told = await self._server.ask("/server_info")
+        told = await self._server.request("/server_info")
         if told.get("enable_deterministic_inference"):
             self.capabilities |= {"seeds"}
         return told.get("max_req_input_len")
@@ -329,7 +330,7 @@ class Sglang(ServerKind):
             ended = "eos"
         return told["output_ids"], meta.get("cached_tokens"), ended
 
-    async def labels(self, ids: list[int], places: Ids, columns: Ids) -> Any:
+    async def label_probabilities(self, ids: list[int], places: Ids, columns: Ids) -> Any:
         """By /generate, of the first token that is generated: over the likeliest column's."""
         plain = {"max_new_tokens": 1, "temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
         told = await self._asked("/generate", places[0] + 1, {
@@ -405,7 +406,7 @@ class RemoteEngine(ForeignEngine):
 
     async def _require_served(self, kind: str | None, max_model_len: int | None) -> ServerKind:
         """The server's kind, once it has this model with this tokenizer; notes what that can do."""
-        listed = await self._server.ask("/v1/models")
+        listed = await self._server.request("/v1/models")
         try:
             cards = {str(card["id"]): card for card in listed["data"]}
         except (KeyError, TypeError) as error:
@@ -430,7 +431,7 @@ class RemoteEngine(ForeignEngine):
                 "returns; serve it with vLLM."
             )
         try:
-            lengths = [max_model_len, await found.longest(card)]
+            lengths = [max_model_len, await found.max_model_len(card)]
             theirs = await found.tokens(PROBE)
         except (KeyError, TypeError, AttributeError) as error:
             raise found.wrong(error) from error
@@ -507,7 +508,7 @@ class RemoteEngine(ForeignEngine):
             if ended != "eos":
                 told = f"{len(ids)} of {most} tokens ({ended!r}), and no stop among them"
                 raise self._kind.wrong(told)
-        return self._sampled(sequence, reason or "length", cached)
+        return output_of(sequence, reason or "length", self._token_bytes, num_cached_tokens=cached)
 
     async def _score(self, sequence: Sequence) -> RequestOutput:
         score, ids, outputs = sequence.score, sequence.token_ids, self.value_outputs
@@ -516,10 +517,10 @@ class RemoteEngine(ForeignEngine):
         for first in range(0, len(places), self._kind.most_places):
             some = places[first : first + self._kind.most_places]
             if outputs is None:
-                labels = await self._kind.labels(ids, some, columns)
+                labels = await self._kind.label_probabilities(ids, some, columns)
                 found = _probabilities(labels, len(some), len(columns))
             else:
-                values = await self._kind.values(ids, some)
+                values = await self._kind.value_probabilities(ids, some)
                 found = _probabilities(values, len(some), outputs)
                 if outputs == 1:  # a sigmoid: the odds, whose logarithm is the value
                     found = found / np.maximum(1 - found, LEAST)

@@ -1,4 +1,4 @@
-"""What any engine refuses of a request, and how: the same words, whoever computes. No torch.
+"""Checks of a request that every engine shares, and what its output says. No torch.
 
 PromptError says what was given and what is allowed; nothing is queued by then.
 """
@@ -11,10 +11,11 @@ from itertools import pairwise
 from operator import index
 from typing import Any
 
-from workbench.core import SamplingParams, ScoreParams, Sequence, Tag
+from workbench.core import RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
 from workbench.errors import PromptError
 
-Prompt = str | SequenceOf[int]
+Ids = SequenceOf[int]
+Prompt = str | Ids
 
 
 def encoded(tokenizer: Any, prompt: Prompt) -> list[int]:
@@ -50,7 +51,7 @@ def paired(
         ) from None
 
 
-def score_params(positions: SequenceOf[int], columns: SequenceOf[int]) -> ScoreParams:
+def score_params(positions: Ids, columns: Ids) -> ScoreParams:
     """What a scoring request wants."""
     found = whole_numbers(positions, "positions"), whole_numbers(columns, "columns")
     return ScoreParams(tuple(found[0]), tuple(found[1]))
@@ -94,7 +95,7 @@ def require_known(sequence: Sequence, engine: Any, vocab: int) -> None:
     _require_inside("Stop id", params.stop_token_ids, vocab, f"{name}'s vocabulary")
 
 
-def _require_inside(what: str, given: SequenceOf[int], size: int, where: str) -> None:
+def _require_inside(what: str, given: Ids, size: int, where: str) -> None:
     if given and not 0 <= min(given) <= max(given) < size:
         bad = next(k for k in given if not 0 <= k < size)
         raise PromptError(f"{what} {bad} is not in {where}; allowed: 0 to {size - 1}.")
@@ -119,3 +120,16 @@ def require_servable(sequence: Sequence, max_model_len: int) -> None:
             f"The request has {length} tokens; allowed are at most {most} "
             f"(max_model_len={max_model_len}). Shorten it, or raise max_model_len."
         )
+
+
+def output_of(
+    sequence: Sequence, reason: str, token_bytes: SequenceOf[bytes], **more: Any
+) -> RequestOutput:
+    """What the caller is told of a request that has ended: its tokens, their text and log
+    probabilities, and `more` fields. token_bytes: of each id, none of special tokens.
+    """
+    sampled = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+    text = b"".join([token_bytes[k] for k in sampled]).decode(errors="replace")
+    if sequence.params is not None and sequence.params.logprobs is not None:
+        more["logprobs"] = tuple(sequence.logprobs)
+    return RequestOutput(sequence.request_id, sampled, text, reason, **more)

@@ -58,6 +58,23 @@ def require_finite_rows(finite: NDArray[np.bool_], rows: NDArray[np.int64]) -> N
         )
 
 
+def rows_of(
+    params: SamplingParams, rows: NDArray[np.int64], positions: NDArray[np.int64]
+) -> SamplingRows:
+    """Rows that are all sampled by the same params."""
+    count = len(rows)
+    return SamplingRows(
+        rows=rows,
+        positions=positions,
+        seeds=np.full(count, params.seed & 0xFFFF_FFFF_FFFF_FFFF, np.uint64),
+        temperature=np.full(count, params.temperature, np.float64),
+        top_k=np.full(count, params.top_k, np.int64),
+        top_p=np.full(count, params.top_p, np.float64),
+        min_p=np.full(count, params.min_p, np.float64),
+        logprobs=np.full(count, -1 if params.logprobs is None else params.logprobs, np.int64),
+    )
+
+
 def filters_of(rows: SamplingRows, vocab: int) -> NDArray[np.float64] | None:
     """[R, 3] of top_k, top_p and min_p, for `Kernels.choose`; None where no warm row has one."""
     some = ((rows.top_k > 0) & (rows.top_k < vocab)) | (rows.top_p < 1) | (rows.min_p > 0)

@@ -528,11 +528,8 @@ class PlannedStep:
     @property
     def computed(self) -> NDArray[np.int32]:
         """[S] tokens of each sequence whose KV exists after the step; padding leaves none."""
-        padding = [chunk.padding for chunk in self.chunks]
-        if not any(padding):
-            return self.plan.context_len
         computed = self.plan.context_len.copy()
-        computed[self.num_decodes :] -= np.array(padding, np.int32)
+        computed[self.num_decodes :] -= np.array([c.padding for c in self.chunks], np.int32)
         return computed
 
 
@@ -595,11 +592,7 @@ def _plan_decodes(step: int, batch: Batch, rows: Rows, size: int) -> PlannedStep
 
 def _block_offsets(batch: Batch, rows: Rows, context: Rows, size: int) -> NDArray[np.int64]:
     """[rows, most blocks of one]; unused entries are 0."""
-    width = -(-int(context.max()) // size)
-    offsets = batch.block_offsets[:, :width]
-    if len(rows) == len(batch) and (rows[:-1] < rows[1:]).all():  # all of them, in order
-        return offsets[: len(rows)].copy()
-    return np.take(offsets, rows, axis=0)
+    return batch.block_offsets[rows, : -(-int(context.max()) // size)]
 
 
 def _wanted_logits(

@@ -183,8 +183,8 @@ class GhostList:
         self._capacity = max(1, num_blocks // SAMPLE)
         self._digests: OrderedDict[bytes, None] = OrderedDict()
         self.hits = 0  # watched hashes that were asked for again
-        self.cold_hits = 0  # on cached blocks in the pages that the model would give up first
-        self.cold_until: int | None = 0  # a tick: pages used last up to then are those; None: look
+        self.cold_hits = 0  # in the pages that it would give up first: what losing those would cost
+        self.cold_until: int | None = 0  # the last use of those pages, a tick; None: not looked up
 
     def evicted(self, digests: Iterable[bytes]) -> None:
         """These contents were evicted, in this order."""
@@ -373,7 +373,7 @@ class LeasedPool(BlockPool):
             self.idle.pop(page, None)
         self.held -= len(pages)
         if self.copies:
-            self.copies.forget(pages, self.per_page)
+            self.copies.forget({block.id for block in self._blocks_in(pages)})
         # the last to come goes first: its bytes are nearest
         self.memory.free_pages.extendleft(reversed(pages))
 
@@ -430,12 +430,6 @@ class LeasedPool(BlockPool):
     def refused(self, num_blocks: int) -> None:
         """Remembered until the model's next step."""
         self.wanted = -(-num_blocks // self.per_page)
-
-    def mark_cold(self) -> None:
-        """From the step's first hit on, hits in the idle pages that it would lose first count: they
-        estimate what losing those costs.
-        """
-        self.ghosts.cold_until = None
 
     def _coldest(self) -> int:
         """The last tick at which one of the idle pages that it would lose first was used."""
@@ -695,7 +689,7 @@ class KVArena:
             self._grant(pool)
             pool.wanted = 0
             if len(self.pools) > 1:  # else there is no model to give to
-                pool.mark_cold()
+                pool.ghosts.cold_until = None  # the step's first hit looks up which pages are cold
             for each in self.pools:
                 if each.held > each.grant.limit:
                     each.give_up_idle(each.held - each.grant.limit)
@@ -728,7 +722,7 @@ class KVArena:
 
     @property
     def asked_for(self) -> list[int]:
-        """The split not yet taken over, else what the policy has made of it (a lender: nothing)."""
+        """The split to be applied, else the targets if they use all pages, else the last split."""
         if (wanted := self._wanted) is not None:  # read once: `room` asks without the lock
             return list(wanted)
         targets = [pool.grant.target for pool in self.pools]

@@ -101,10 +101,9 @@ class Copies(dict[int, int]):
         else:
             self[destination] = origin
 
-    def forget(self, pages: Iterable[int], per_page: int) -> None:
-        """The blocks of these pages lost their content, some before it came."""
-        lost = set(pages)
-        for destination in [d for d in self if d // per_page in lost]:
+    def forget(self, blocks: set[int]) -> None:
+        """The blocks with these ids lost their content, some before it came."""
+        for destination in blocks & self.keys():
             del self[destination]
 
     def take(self) -> list[tuple[int, int]]:
@@ -236,7 +235,7 @@ class BlockPool:
 
     @property
     def room(self) -> int:
-        """Blocks to count on for long."""
+        """Target size in blocks."""
         return self.target
 
     @property
@@ -435,7 +434,7 @@ class BlockPool:
             block.digest = block.digest if block in used else None
         self.holders = {block.digest: block for block in used if block.digest is not None}
         self.partials = PartialIndex()
-        self.copies.forget((block.id for block in self.blocks if block not in used), per_page=1)
+        self.copies.forget({block.id for block in self.blocks if block not in used})
         self._full.clear()
         self._partial.clear()
         self._retired.clear()

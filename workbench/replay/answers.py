@@ -170,14 +170,11 @@ class Answers:
 
     def sampled(self, params: SamplingParams, tag: Tag) -> SampledNode:
         """What a request sampled: a critique, by its seed, or the node that the tag names."""
-        return self._critiques.get(params.seed) or self.node(tag.problem_id, tag.node_id)
-
-    def node(self, problem_id: str, node: str) -> SampledNode:
-        """What was sampled for a node; RecordingError if it never was."""
-        found = self._nodes.get((problem_id, node))
+        problem, node = tag.problem_id, tag.node_id
+        found = self._critiques.get(params.seed) or self._nodes.get((problem, node))
         if found is None or not found.step.tokens:
             raise RecordingError(
-                f"The recording has no tokens of node {node!r} of problem {problem_id!r}: replay "
+                f"The recording has no tokens of node {node!r} of problem {problem!r}: replay "
                 "with the strategy, n and sizes that were recorded, or record that search too."
             )
         return found

@@ -8,7 +8,6 @@ what would have been.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
@@ -18,6 +17,7 @@ import pandas as pd
 from workbench.config import POLICIES as POLICY_NAMES
 from workbench.config import EngineConfig, SearchSwitches, check, require_known
 from workbench.core import CacheRoom, RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
+from workbench.engine.requests import Ids, Prompt
 from workbench.engine.static_batch import scheduler_of
 from workbench.errors import ConfigError, RecordingError
 from workbench.host import collection_paused
@@ -201,9 +201,7 @@ class ReplayEngine:
         self._recorder, self._trace_name = recorder, name
         return before
 
-    def add(
-        self, prompt: str | SequenceOf[int], params: SamplingParams, *, tag: Tag | None = None
-    ) -> int:
+    def add(self, prompt: Prompt, params: SamplingParams, *, tag: Tag | None = None) -> int:
         """Queue the node that the tag names; RecordingError if it was never sampled."""
         tag = Tag() if tag is None else tag
         node = self._answers.sampled(params, tag)
@@ -217,12 +215,7 @@ class ReplayEngine:
         return self._queue(TriePath(node.trie, before), tag, params=params)
 
     def add_score(
-        self,
-        token_ids: SequenceOf[int],
-        positions: SequenceOf[int],
-        columns: SequenceOf[int],
-        *,
-        tag: Tag | None = None,
+        self, token_ids: Ids, positions: Ids, columns: Ids, *, tag: Tag | None = None
     ) -> int:
         """Queue a scoring request for a recorded solution."""
         score = ScoreParams(tuple(positions), tuple(columns))

@@ -175,34 +175,30 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
     device = load_device(asked.device) if isinstance(asked.device, str) else asked.device
     changes = [asked.given(CHANGEABLE) | dict(own) for own in (asked.llm, asked.prm)]
     budgets, shared = asked.budgets(models), None
-    if budgets is not None:
-        weights = sum(model.weight_bytes or 0 for model in models)
-        device.require_room(sum(budgets) + weights, "Weights and KV of both models")
-        if asked.policy is not None:
-            share = budgets[0] / sum(budgets) if asked.kv_share is None else asked.kv_share
-            shared = SharedMemory(sum(budgets), asked.policy, share)
-            if asked.kv_share is not None and not shared.keeps_split:
-                raise ConfigError(
-                    f"what_if got kv_share and policy={asked.policy!r}, which keeps no split; give "
-                    "one of them, or another policy."
-                )
-        else:
-            for model, own, kv in zip(models, changes, budgets, strict=True):
-                own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
-    llm, prm = changes
-    search = asked.given(SEARCH) | {"switches": asked.given(SWITCHES), "on_round": on_round}
-    found = replay(answers, device, llm=llm, prm=prm, shared=shared, models=models, **search)
+    if budgets is not None and asked.policy is not None:
+        share = budgets[0] / sum(budgets) if asked.kv_share is None else asked.kv_share
+        shared = SharedMemory(sum(budgets), asked.policy, share)
+        if asked.kv_share is not None and not shared.keeps_split:
+            raise ConfigError(
+                f"what_if got kv_share and policy={asked.policy!r}, which keeps no split; give "
+                "one of them, or another policy."
+            )
+    elif budgets is not None:
+        for model, own, kv in zip(models, changes, budgets, strict=True):
+            own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
     memory = []
-    for place, (model, engine) in enumerate(zip(models, (found.llm, found.prm), strict=True)):
-        block = _block_bytes(model, engine.settings)
-        kv = (engine.settings.num_blocks or 0) * block
+    for place, (model, own) in enumerate(zip(models, changes, strict=True)):
+        config = settings_of(model, own)
+        block = _block_bytes(model, config)
+        kv = (config.num_blocks or 0) * block  # as recorded, if not given
         if budgets is not None and shared is not None:
             kv = budgets[place]
         memory.append(ModelMemory(model.name, model.weight_bytes or 0, kv, block, kv // block))
-    taken = sum(
-        model.weight_bytes + model.kv_bytes for model in memory
-    )  # as recorded, if not given
+    taken = sum(part.weight_bytes + part.kv_bytes for part in memory)
     device.require_room(taken, "Weights and KV of both models")
+    llm, prm = changes
+    search = asked.given(SEARCH) | {"switches": asked.given(SWITCHES), "on_round": on_round}
+    found = replay(answers, device, llm=llm, prm=prm, shared=shared, models=models, **search)
     return WhatIfResult(found.trace, found.throughput, tuple(memory))
 
 

@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from workbench.config import EngineConfig, Range, check, format_size, parse_size
 from workbench.core import SamplingParams, ScoreParams
-from workbench.engine.memory import block_shape, peak_on, total_of
+from workbench.engine.memory import block_shape, device_memory, peak_on
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import MarginalValue, StaticSplit
@@ -93,7 +93,7 @@ def make_arena(config: ServeConfig, engine: EngineConfig) -> KVArena:
         shares = {name: size / total for name, size in sizes.items()}
         return KVArena(total, shapes, StaticSplit(), shares if len(shares) > 1 else None)
     enough = sum(s.floor_blocks * s.block_bytes for s in shapes) * engine.max_num_seqs
-    by_default = min(enough, total_of(torch.device(engine.device)) // 4)
+    by_default = min(enough, device_memory(torch.device(engine.device)) // 4)
     return KVArena(config.memory or by_default, shapes, MarginalValue())
 
 
