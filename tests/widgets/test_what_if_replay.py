@@ -32,7 +32,7 @@ def test_the_thesis_s_pair_comes_first_and_the_tiny_one_second():
     position = infos[r.THESIS].position()
     assert position.total_memory == 40 << 30 and position.llm_share == 0.3
     assert position.device == "a100-40" and position.parameters["recording"] == r.THESIS
-    assert "LLM llama-3.2-1b, PRM llama-3.1-8b-prm, n = 16" in str(infos[r.THESIS])
+    assert "LLM llama-3.2-1b, PRM llama-3.1-8b-prm, BeamSearch, n = 16" in str(infos[r.THESIS])
     assert r.recorded(infos[r.THESIS].path).recording == infos[r.THESIS].header
 
 

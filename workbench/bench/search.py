@@ -288,5 +288,5 @@ def make_recording(
         llm, prm = Pair(RunSpec(workload, workload.sentinel_share, 0)).engines.values()
     else:
         llm, prm = (Engine(model, kv_memory=KV_MEMORY) for _ in range(2))
-    sizes = {"n": n, "beam_width": beam_width, "strategy": strategy}
+    sizes: dict[str, Any] = {"n": n, "beam_width": beam_width, "strategy": strategy}
     return searched(workload, llm, prm, record=Path(path), **sizes)

@@ -219,6 +219,7 @@ class Search:
         """Of what ended the search: `.search` is this, `.result` that of the problems answered by
         then, or None, and a note says how many these are. Their recording is written, too.
         """
+        self._set_back()  # whatever a second interrupt left
         done = sum(search.is_answered for search in self._searches)
         error.search, error.result = self, None  # type: ignore[attr-defined]
         where = ": see .result (in a notebook: sys.last_value.result)" if done else ""
