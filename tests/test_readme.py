@@ -22,7 +22,7 @@ from workbench.bench import doubts
 from workbench.bench.record import median_row
 from workbench.experiments.claims import recomputed_part, split_in_words
 from workbench.experiments.execute import RECORDED, REPLAYED
-from workbench.experiments.provenance import counted, git
+from workbench.experiments.provenance import counted, describe, git
 from workbench.replay.workload import IN_FLIGHT
 
 ROOT = Path(__file__).parent.parent
@@ -490,6 +490,33 @@ def no_loss_up_to() -> int:
     return int(rows[rows["loss_high"] < 0.005]["setting"].astype(int).max())
 
 
+def mechanisms() -> list[str]:
+    """What notebook 13's figures say of GPT-2; nothing where they are of another model."""
+    cache, memory = (committed(f"figures/engine_{name}.parquet") for name in ("cache", "memory"))
+    origin = json.loads(committed("figures/engine_memory.json") or b"{}")
+    if cache is None or memory is None or origin["parameters"]["model"] != "dummy:gpt2":
+        return []
+    gain = pd.read_parquet(io.BytesIO(cache)).query("metric == 'ratio'").nlargest(1, "new_tokens")
+    rows = pd.read_parquet(io.BytesIO(memory))
+    sizes = rows.pivot_table("value", ["metric", "batch"], "kind")
+    paged = rows[(rows["metric"] == "ratio") & (rows["kind"] == "paged")].set_index("block_size")
+    most = {kind: rows[(rows["metric"] == "most") & (rows["kind"] == kind)]["batch"].iloc[0]
+            for kind in ("paged", "contiguous")}  # fmt: skip
+    times, at = sizes["contiguous"] / sizes["paged"], ("bytes", 256)
+    told, time = gain.iloc[0], paged.loc[16]
+    return [
+        f"**One engine, mechanism by mechanism** (notebook 13; GPT-2 124M, random weights; "
+        f"{describe(origin['machine'])}): {told['new_tokens']:,.0f} tokens take "
+        f"{told['value']:.1f} times as long without a KV cache ({told['low']:.1f} to "
+        f"{told['high']:.1f}); keys and "
+        f"values of 256 sequences take {times[at]:.1f} times the bytes if contiguous, so that "
+        f"{origin['parameters']['kv_memory']} hold {most['paged']:,.0f} sequences paged and "
+        f"{most['contiguous']:,.0f} contiguous; a paged step takes {time['value']:.2f} "
+        f"({time['low']:.2f} to {time['high']:.2f}) times as long as a contiguous one.",
+        "",
+    ]
+
+
 def results() -> str:
     """All that stands between the README's markers of results."""
     found = records()
@@ -501,6 +528,7 @@ def results() -> str:
             lines += table(name, found[name])[2 if name in GRIDS else 0 :]
     for name in ("identity", "identity_smollm2"):
         lines += identity(found[name]) if name in found else []
+    lines += mechanisms()
     return "\n".join(["", *lines])
 
 
