@@ -27,10 +27,7 @@ _UNITS = {"": 1, "b": 1} | {
 def parse_size(size: int | str) -> int:
     """Bytes of a size given as a number of bytes or as text ("1GiB", "64 MiB", "500MB")."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
-    if found is None or found[2] not in _UNITS:
-        num_bytes = 0
-    else:
-        num_bytes = int(float(found[1]) * _UNITS[found[2]])
+    num_bytes = int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else 0
     if num_bytes < 1:
         raise ConfigError(
             f"{size!r} is no size; give a positive number of bytes, or text such as '64MiB'."

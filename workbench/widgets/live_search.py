@@ -262,8 +262,7 @@ class LiveSearch:
         self._evicted_before = [pool.stats.evicted for pool in self.pair.arena.pools]
         self._ended_s: float | None = None
         self.result: SearchResult | None = None
-        self.error: Exception | None = None
-        self._stopped: SearchStopped | None = None
+        self.error: Exception | None = None  # what ended it early, SearchStopped too
 
     def _evicted(self) -> list[int]:
         """Blocks that the LLM's and the PRM's cache have evicted since the start."""
@@ -277,6 +276,7 @@ class LiveSearch:
         """
         if self.is_alive:
             raise ConfigError("This search runs already; stop it before it is started again.")
+        # has_work undoes a step that is under way: it is asked only where no other search runs
         is_free = self.pair.in_use.acquire(blocking=False)
         if not is_free or any(engine.has_work for engine in self.pair.engines):
             if is_free:
@@ -339,9 +339,9 @@ class LiveSearch:
             return "ready"
         if self._ended_s is None:
             return "paused" if self.is_paused else "running"
-        if self.error is not None:
-            return "failed"
-        return "stopped" if self.result is None else "finished"
+        if self.result is not None:
+            return "finished"
+        return "stopped" if isinstance(self.error, SearchStopped) else "failed"
 
     def wait(self) -> SearchResult:
         """The result, once it is finished. Raises what ended it: SearchStopped after `stop`.
@@ -352,8 +352,8 @@ class LiveSearch:
             raise ConfigError("This search was not started; call start() first.")
         self._thread.join()
         if self.result is None:
-            assert self.error or self._stopped
-            raise self.error or self._stopped  # type: ignore[misc]
+            assert self.error is not None
+            raise self.error
         return self.result
 
     def wait_for_steps(self, more: int) -> bool:
@@ -393,7 +393,7 @@ class LiveSearch:
             moves=tuple(self._moves),
             blocks=blocks,
             evicted=dict(zip(ROLES, self._evicted())),
-            problem="" if self.error is None else f"{type(self.error).__name__}: {self.error}",
+            problem=f"{type(self.error).__name__}: {self.error}" if state == "failed" else "",
         )
 
     def _run(self) -> None:
@@ -401,21 +401,18 @@ class LiveSearch:
             _SteppedBy(engine, partial(self._step, role, engine))
             for role, engine in zip(ROLES, self.pair.engines, strict=True)
         )
-        search, settings = None, self._settings
+        search, settings, is_going = None, self._settings, True
         try:
             scorer = PRM(prm, settings.get("prm_format"))
             search = Search(self.problems, llm=llm, prm=scorer, **settings)
-            while search.round():
+            while is_going:
+                is_going = search.round()
                 self._answered = search.progress.answered
-            self._answered = search.progress.answered
             self.result = search.result()
         except Exception as problem:  # `wait` raises it and a snapshot shows it
             if search is not None:
                 search.keep_answered(problem)
-            if isinstance(problem, SearchStopped):
-                self._stopped = problem
-            else:
-                self.error = problem
+            self.error = problem
         finally:
             atexit.unregister(self.stop)
             self.pair.in_use.release()
