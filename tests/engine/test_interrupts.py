@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count, cycle, islice
 from linecache import getline
+from threading import Thread
 from types import FrameType
 
 import pytest
 
-from workbench.core import SamplingParams
+from workbench.core import SamplingParams, StepPlan
 from workbench.engine.engine import Engine
+from workbench.engine.executor import StepHandle
 from workbench.engine.memory import block_shape
 from workbench.errors import PromptError, StepError
 from workbench.kvcache.arena import KVArena, PageShape
@@ -424,3 +426,20 @@ def test_faults_in_a_search_leave_nothing_in_its_engines(shared, faults, files, 
         if number % 8 == 0:
             assert searched(*shared).play().tree["token_ids"].tolist() == expected, where
     assert both > number / 2 if files == ALL else number > 200
+
+
+def test_another_thread_asks_for_work_and_changes_nothing(small_model, monkeypatch) -> None:
+    """`has_work` in the middle of a step, from elsewhere, neither repairs it nor is wrong."""
+    engine = alone(small_model)[0]
+    want = engine.generate([PROMPTS[0]], SamplingParams(max_tokens=9, seed=3))[0].token_ids
+    number, submit, told = started(engine), engine.executor.submit, list[bool]()
+
+    def asked(plan: StepPlan) -> StepHandle:
+        asker = Thread(target=lambda: told.append(engine.has_work))
+        asker.start()
+        asker.join()
+        return submit(plan)
+
+    monkeypatch.setattr(engine.executor, "submit", asked)
+    assert only(engine, number) == want
+    assert all(told) and len(told) == 8

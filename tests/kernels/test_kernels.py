@@ -51,6 +51,17 @@ def test_attend_equals_reference(shape: str, batch: str, block_size: int) -> Non
     torch.testing.assert_close(attended(cpu, step), attended(reference, step), **close)
 
 
+def test_the_reference_attends_with_as_many_rows_as_little_memory_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However few scores it may hold at a time, it computes the same."""
+    step = steps("odd_group", BATCHES["mixed"], 16)
+    whole = attended(reference, step)
+    for most in (1, 6 * 65 * 7):
+        monkeypatch.setattr("workbench.kernels.reference._MOST_SCORES", most)
+        torch.testing.assert_close(attended(reference, step), whole, rtol=1e-5, atol=2e-6)
+
+
 @pytest.fixture(params=["cpu", *KINDS], ids=str)
 def ours(request: pytest.FixtureRequest) -> tuple[Kernels, torch.dtype, torch.device]:
     """The CPU's kernels, and the GPU's in each type."""

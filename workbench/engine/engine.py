@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,8 @@ class Engine:
         self._next_id = self._next_step = 0
         self._held: list[RequestOutput] = []  # finished, and not yet returned
         self._unwanted = deque[int]()  # request ids that the next change drops
-        self._changing = self._cut_short = False  # a change is under way; the last one never ended
+        self._changing: int | None = None  # the thread that changes something
+        self._cut_short = False  # the last change never ended
         self._recorder, self._trace_name = Recorder("engine", most_rows=MOST_ROWS), model
 
     def _build(self, model: LlamaModel, place: ArenaPlace | None) -> None:
@@ -251,14 +253,15 @@ class Engine:
         another in its arena, at the end of the next one here. Requests become unwanted before the
         call, where nothing is called: there no second interrupt of the user can come.
         """
-        if not self._changing and self.cache.pool.memory.changing in (None, self.cache):
+        if self._changing is None and self.cache.pool.memory.changing in (None, self.cache):
             with self._change():
                 pass
 
     @property
     def has_work(self) -> bool:
-        """Whether any request waits or runs."""
-        if self._cut_short or self._unwanted:
+        """Whether any request waits or runs; another thread may ask while a step is under way."""
+        elsewhere = self._changing not in (None, get_ident())
+        if (self._cut_short or self._unwanted) and not elsewhere:
             with self._change():
                 pass
         return self.scheduler.has_work or bool(self._held)
@@ -268,7 +271,7 @@ class Engine:
         """All of a call that changes state, or nothing of it: what the last one left half done is
         undone first. At its end what is unwanted is dropped.
         """
-        self._changing = True
+        self._changing = get_ident()
         try:
             if self._cut_short:
                 self._repair()
@@ -279,7 +282,7 @@ class Engine:
                 self._unwanted.popleft()
             self._cut_short = False
         finally:
-            self._changing = False
+            self._changing = None
 
     def _repair(self) -> None:
         """Undo what was cut short; what it had ended, its caller is told of."""

@@ -21,7 +21,9 @@ from workbench.core import StepPlan
 from workbench.kernels.quantised import Quantised
 
 _PIECE = 32  # rows that one thread attends with at a time
-_MOST_SELECTED = 8  # sets of outputs whose matrices are kept
+_MOST_SELECTED = 8  # sets of outputs whose matrices are kept,
+_FEW_OUTPUTS = 256  # each of at most so many
+_MOST_SCORES = 1 << 24  # of attention, at a time
 Part = torch.Tensor | Quantised  # some rows of a weight matrix, [outputs, inputs] as files have it
 Angles = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [positions, head_dim / 2] each
 
@@ -45,7 +47,7 @@ class ForwardContext:
     def pieces(self) -> NDArray[np.int64]:
         """Bounds [P + 1] of runs of at most 32 rows, each within one sequence."""
         counts = np.diff(self.query_start)
-        if len(counts) == len(self.positions):  # every sequence owns one row
+        if (counts == 1).all():
             return np.arange(len(counts) + 1, dtype=np.int64)
         runs = [np.arange(*pair, _PIECE) for pair in pairwise(self.query_start.tolist())]
         return np.concatenate([*runs, self.query_start[-1:]]).astype(np.int64)
@@ -217,22 +219,26 @@ class Kernels:
     ) -> None:
         """out [T, heads head_dim]: causal attention of each row over its sequence's cached keys.
 
-        Keys at positions up to the row's own, scaled by 1 / sqrt(head_dim).
+        Keys at positions up to the row's own, scaled by 1 / sqrt(head_dim). As many rows at a time
+        as their scores need little memory beside the cache.
         """
         heads = qkv.view(len(qkv), -1, cache.head_dim)[:, : -2 * cache.kv_heads]
         group = heads.shape[1] // cache.kv_heads
-        for s, count in enumerate(context.context_len):
-            rows = slice(context.query_start[s], context.query_start[s + 1])
-            shape = (int(count), cache.kv_heads, cache.head_dim)
+        for s, count in enumerate(map(int, context.context_len)):
+            shape = (count, cache.kv_heads, cache.head_dim)
             key, value = (
                 cache.data[at].view(shape).repeat_interleave(group, dim=1)
-                for at in self._addresses(cache, context, s, int(count))
+                for at in self._addresses(cache, context, s, count)
             )
-            scores = torch.einsum("thd,chd->htc", heads[rows], key) / math.sqrt(cache.head_dim)
-            positions = torch.from_numpy(context.positions[rows]).to(scores.device)
-            hidden = torch.arange(int(count), device=scores.device) > positions[:, None]
-            weights = scores.float().masked_fill(hidden, -math.inf).softmax(-1).to(value.dtype)
-            out[rows] = torch.einsum("htc,chd->thd", weights, value).reshape(-1, out.shape[1])
+            first, end = map(int, context.query_start[s : s + 2])
+            size = max(1, _MOST_SCORES // (heads.shape[1] * max(1, count)))
+            for rows in (slice(row, min(row + size, end)) for row in range(first, end, size)):
+                scores = torch.einsum("thd,chd->htc", heads[rows], key) / math.sqrt(cache.head_dim)
+                positions = torch.from_numpy(context.positions[rows]).to(scores.device)
+                hidden = torch.arange(count, device=scores.device) > positions[:, None]
+                weights = scores.float().masked_fill(hidden, -math.inf).softmax(-1).to(value.dtype)
+                mixed = torch.einsum("htc,chd->thd", weights, value)
+                out[rows] = mixed.reshape(-1, out.shape[1])
 
     def choose(
         self,
@@ -285,18 +291,19 @@ class Kernels:
     ) -> None:
         """out [R, C] = hidden[rows] @ the outputs `numbers` of matrix; both int64, not gated.
 
-        Outputs that were asked for last are kept: a PRM asks for the same ones all the time.
+        A few outputs that were asked for last are kept: a PRM asks for the same all the time.
         """
         key = id(matrix), numbers.cpu().numpy().tobytes()
-        kept = self._selected.pop(key, None)
-        if kept is None:
+        found = self._selected.pop(key, None)
+        if found is None:
             weight = hidden.new_empty(len(numbers), hidden.shape[1])
             self.columns(matrix, numbers, weight)
-            kept = matrix, self.pack([weight])
-        self._selected[key] = kept
+            found = matrix, self.pack([weight])
+        if len(numbers) <= _FEW_OUTPUTS:
+            self._selected[key] = found
         if len(self._selected) > _MOST_SELECTED:
             self._selected.pop(next(iter(self._selected)), None)
-        self.multiply(hidden.index_select(0, rows), kept[1], out)
+        self.multiply(hidden.index_select(0, rows), found[1], out)
 
     def rows_launched(self, rows: int, most: int) -> int:
         """How many rows, of at most `most`, a decoding step of so many is launched for.

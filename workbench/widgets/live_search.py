@@ -276,7 +276,6 @@ class LiveSearch:
         """
         if self.is_alive:
             raise ConfigError("This search runs already; stop it before it is started again.")
-        # has_work undoes a step that is under way: it is asked only where no other search runs
         is_free = self.pair.in_use.acquire(blocking=False)
         if not is_free or any(engine.has_work for engine in self.pair.engines):
             if is_free:
