@@ -260,8 +260,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request waits or runs; another thread may ask while a step is under way."""
-        elsewhere = self._changing not in (None, get_ident())
-        if (self._cut_short or self._unwanted) and not elsewhere:
+        if (self._cut_short or self._unwanted) and self._changing in (None, get_ident()):
             with self._change():
                 pass
         return self.scheduler.has_work or bool(self._held)

@@ -81,8 +81,7 @@ def require_known(sequence: Sequence, engine: Any, vocab: int) -> None:
     if score is not None:
         if not score.columns:
             raise PromptError("The request wants no column of the logits; give at least one.")
-        kind = "vocabulary" if outputs is None else "value head"
-        size = vocab if outputs is None else outputs
+        kind, size = ("vocabulary", vocab) if outputs is None else ("value head", outputs)
         _require_inside("Column", score.columns, size, f"{name}'s {kind}")
         return
     if not isinstance(params, SamplingParams):
@@ -108,8 +107,7 @@ def require_servable(sequence: Sequence, max_model_len: int) -> None:
         raise PromptError("The request is empty; give a token (and a position to score).")
     if score is not None:
         places = score.positions
-        ascending = all(a < b for a, b in pairwise(places))
-        if not ascending or places[0] < 0 or places[-1] >= num_tokens:
+        if places[0] < 0 or places[-1] >= num_tokens or any(a >= b for a, b in pairwise(places)):
             raise PromptError(
                 f"Logits are wanted at positions {places}; allowed are ascending ones from 0 "
                 f"to {num_tokens - 1}, the request's last token."

@@ -165,15 +165,7 @@ class TritonKernels(Kernels):
         work = self._work(context, cache, out.shape[1] // cache.head_dim)
         attend(self.tiles.fitting(work.shape), qkv, out, cache, work)
 
-    def choose(
-        self,
-        logits: torch.Tensor,
-        temperature: torch.Tensor,
-        noise: torch.Tensor,
-        filters: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """In pieces of the vocabulary, added up in order; filters as a cut of each row's order."""
-        return rows.choose(logits, temperature, noise, filters)
+    choose = staticmethod(rows.choose)
 
     def likely(self, logits: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All rows at once, by keys in the order of logits, and of ids among equal ones."""
