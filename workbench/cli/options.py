@@ -62,10 +62,6 @@ Workers = Annotated[
     int | None,
     Option(min=1, envvar="WORKBENCH_WORKERS", help="workers at once (default: as many as fit)"),
 ]
-At = Annotated[
-    str | None,
-    Option("--at", metavar="COMMIT", help="go on with the code of that commit, in a git worktree"),
-]
 Debug = Annotated[bool, Option("--debug", help="show the traceback of an error")]
 
 
@@ -117,7 +113,8 @@ def command(verb: Verb, resumable: bool = False) -> Verb:
         else:
             taken.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
     if resumable:
-        taken.append(Parameter("at", Parameter.KEYWORD_ONLY, default=None, annotation=At))
+        at = "go on with the code of that commit, in a git worktree"
+        taken.append(option("at", str, at, metavar="COMMIT"))
     taken.append(Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug))
 
     @wraps(verb)

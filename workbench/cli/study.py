@@ -87,9 +87,8 @@ def figures(
     executed = notebooks.run_notebooks(
         names or None, profile, parameters, out, environment=on.environment
     )
-    if sweep is not None:
-        if report(sweep, executed, parameters):
-            raise Exit(options.FAILED)
+    if sweep is not None and report(sweep, executed, parameters):
+        raise Exit(options.FAILED)
 
 
 def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) -> None:
@@ -293,7 +292,7 @@ def sweep(
         _print_preview(wanted, runs, how)
         return
     found = _sweep(wanted, runs, how, Backend(backend, workers))
-    shown = found.runs[[name for name in SWEEP_COLUMNS if name in found.runs]]
+    shown = found.runs.filter(SWEEP_COLUMNS)
     _print_frame(shown.rename(columns=lambda name: name.replace("_", " ")))
     if _print_problems(found.all_runs):
         raise Exit(options.FAILED)
@@ -349,7 +348,7 @@ def list_runs(
         terminal().print(f"No runs are stored here yet; {hint}")
         return
     found.loc[of_other_code(found) & (found["status"] != "unreadable"), "status"] += ", other code"
-    _print_frame(found[[name for name in RUN_COLUMNS if name in found]])
+    _print_frame(found.filter(RUN_COLUMNS))
 
 
 def show(run: Run, runs: Runs = None) -> None:

@@ -8,13 +8,13 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from enum import StrEnum
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
 
@@ -430,9 +430,9 @@ def train_tiny(
 ) -> None:
     """Train the embedded models anew."""
     if card:
-        from workbench.training.card import as_markdown, embedded_card
+        from workbench.training.card import embedded_card
 
-        print(as_markdown(embedded_card(num_problems, seed)))
+        print(embedded_card(num_problems, seed))
         return
     import logging
 
@@ -444,81 +444,69 @@ def train_tiny(
         print(f"written: {folder}")
 
 
-class Finding(NamedTuple):
-    """One line of the report. remedy: empty where all is well; needed: no run works without it."""
-
-    topic: str
-    found: str
-    remedy: str = ""
-    needed: bool = False
-
-
 def doctor() -> None:
     """Print what this machine has and what is missing.
 
-    Line by line, as it is found. Changes nothing. Exit status 1 when something is missing that
-    every run needs.
+    Line by line, as it is found, what is cheap first. Changes nothing. Exit status 1 when something
+    is missing that every run needs.
     """
-    console, lacks = terminal(), False
-    for each in examine():
-        style = None if not each.remedy else "red" if each.needed else "yellow"
-        lines = [f"{each.topic:14}{each.found}", *([f"  -> {each.remedy}"] if each.remedy else [])]
-        console.print("\n".join(lines), style=style, markup=False, soft_wrap=True)
-        lacks |= bool(each.needed and each.remedy)
-    if lacks:
-        raise Exit(FAILED)
-
-
-def examine() -> Iterator[Finding]:
-    """Every finding of `doctor`, cheapest first."""
     from workbench.experiments import provenance
     from workbench.experiments.energy import EnergyMeter
     from workbench.models.loading import load_model  # brings torch: its threads and GPU are told
     from workbench.models.spec import ARCHITECTURES
     from workbench.search.prm import FORMATS
 
+    console, lacks = terminal(), False
+
+    def tell(topic: str, found: str, remedy: str = "", style: str = "yellow") -> None:
+        text = f"{topic:14}{found}" + (f"\n  -> {remedy}" if remedy else "")
+        console.print(text, style=style if remedy else None, markup=False, soft_wrap=True)
+
     facts = provenance.machine_facts()
     features = " ".join(provenance.cpu_features())
-    yield Finding("processor", f"{facts['cpu']}, {facts['cores']} cores usable, {features}")
+    tell("processor", f"{facts['cpu']}, {facts['cores']} cores usable, {features}")
     crowded = facts["threads"] > facts["cores"]
     slow = f"more threads than cores: set OMP_NUM_THREADS={facts['cores']}" if crowded else ""
-    yield Finding("threads", f"{facts['threads']} a matrix product", slow)
+    tell("threads", f"{facts['threads']} a matrix product", slow)
     memory = facts["memory_bytes"]
-    yield Finding("memory", format_size(memory) if memory else "not told by this system")
-    yield Finding("GPU", facts["gpu"] or "none seen by torch")
-    yield Finding("energy", EnergyMeter().source)
-    yield Finding("versions", ", ".join(f"{k} {v}" for k, v in provenance.versions().items()))
+    tell("memory", format_size(memory) if memory else "not told by this system")
+    tell("GPU", facts["gpu"] or "none seen by torch")
+    tell("energy", EnergyMeter().source)
+    tell("versions", ", ".join(f"{k} {v}" for k, v in provenance.versions().items()))
     git = provenance.git_state()
     changed = ", with changes" if git["dirty"] else ""
-    yield Finding("commit", f"{git['commit'][:12]}{changed}" if git["commit"] else "no checkout")
+    tell("commit", f"{git['commit'][:12]}{changed}" if git["commit"] else "no checkout")
     for name, (purpose, remedy) in EXTRAS.items():
         try:
             version(name)
         except PackageNotFoundError:
-            yield Finding(name, f"not installed; needed by: {purpose}", remedy)
-    yield Finding("architectures", ", ".join(ARCHITECTURES))
-    yield Finding("PRM formats", ", ".join(FORMATS))
+            tell(name, f"not installed; needed by: {purpose}", remedy)
+    tell("architectures", ", ".join(ARCHITECTURES))
+    tell("PRM formats", ", ".join(FORMATS))
     kept = any((provenance.PACKAGE / "kernels" / "cpu").rglob("*.nbi"))
     compiled = kept or "NUMBA_CACHE_DIR" in os.environ
     if not compiled:
         unknown = "not compiled yet: the first run does it, once, in about a minute"
-        yield Finding("kernels", f"{unknown}; the embedded models were not loaded for it")
+        tell("kernels", f"{unknown}; the embedded models were not loaded for it")
     for name in Embedded if compiled else ():  # read and prepared as a run does it
         try:
             model: Any = load_model(name)
         except WorkbenchError as error:
-            yield Finding(name, "cannot be loaded", str(error), needed=True)
+            tell(name, "cannot be loaded", str(error), "red")
+            lacks = True
             continue
         size, kernels = format_size(model.weight_bytes), model.kernels
         same = "tokens may differ between batches"
         if kernels.batch_invariant:
             same = f"equal tokens in any batch, {kernels.pool.threads} threads"
         where = f"{kernels.name} kernels on {model.device}"
-        yield Finding(name, f"{size} of weights; {where}; {same}")
+        tell(name, f"{size} of weights; {where}; {same}")
     browser = next(filter(None, (os.environ.get("BROWSER_PATH"), *map(shutil.which, BROWSERS))), "")
     remedy = "SVG and PDF need one (Debian: apt install chromium), or set BROWSER_PATH"
-    yield Finding("browser", browser or "none", "" if browser else remedy)
+    tell("browser", browser or "none", "" if browser else remedy)
     folder, free = provenance.runs_folder(), shutil.disk_usage(provenance.project_root()).free
     runs = sum(1 for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else 0
     full = "less than 1 GiB is left on this disk" if free < 2**30 else ""
-    yield Finding("runs", f"{folder}: {runs} kept, {format_size(free)} free", full)
+    tell("runs", f"{folder}: {runs} kept, {format_size(free)} free", full)
+    if lacks:
+        raise Exit(FAILED)

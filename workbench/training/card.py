@@ -8,7 +8,7 @@ scores. Whether a step is right is computed from its text, by no model.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from typing import Any
 
@@ -19,7 +19,7 @@ from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.experiments.statistics import bootstrap_mean
 from workbench.search.prm import PRM, ScoreCache
-from workbench.search.problems import Problem, load_problems
+from workbench.search.problems import load_problems
 from workbench.search.result import SearchResult
 from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch, BestOfN, split_steps
@@ -28,8 +28,8 @@ from workbench.training.corpus import is_right
 N, BEAM_WIDTH, DEPTH = 16, 4, 40
 
 
-def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
-    """The table of the embedded pair. Takes minutes on two cores with 128 problems."""
+def embedded_card(num_problems: int, seed: int) -> str:
+    """The pair's table as Markdown. Takes minutes on two cores with 128 problems."""
     llm, judge = (Engine(name, kv_memory="256MiB") for name in ("tiny-solver", "tiny-prm"))
     problems, prm, cache = load_problems("tiny", num_problems, seed=seed), PRM(judge), ScoreCache()
     common: dict[str, Any] = {"llm": llm, "prm": prm, "seed": seed}
@@ -37,11 +37,9 @@ def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
     strategy = BeamSearch(n=N, beam_width=BEAM_WIDTH, max_depth=DEPTH)
     beams = run_search(problems, strategy=strategy, **common)
     shuffled = run_search(problems, strategy=strategy, score_shuffle_seed=seed, **common)
-    steps = pd.DataFrame(sampled_steps(samples, problems, llm, prm, cache))
+    steps = pd.DataFrame(sampled_steps(samples, llm, prm, cache))
     level = samples.problems.set_index("problem_id")["level"]
-    order = list(samples.problems["problem_id"])
-    right = samples.candidates.groupby("problem_id")["correct"]
-    pass_1 = right.mean().astype(float).loc[order]
+    pass_1 = samples.candidates.groupby("problem_id")["correct"].mean().astype(float)
     majority, weighted = (samples.correct_by(v).astype(float) for v in ("majority", "weighted"))
     beam, chance = (
         found.problems.set_index("problem_id")["correct"].astype(float)
@@ -87,32 +85,22 @@ def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
     rows.append(("steps of a beam by level", "level 5: >= 20", by_level(depths, ".1f")))
     deep = (depths[level.loc[depths.index].to_numpy() == 5] >= DEPTH).mean()
     rows.append(("level 5 beams at depth 40", "0.02-0.10", f"{deep:.3f}"))
-    return pd.DataFrame(rows, columns=["figure", "demanded", "measured"])
-
-
-def as_markdown(table: pd.DataFrame) -> str:
-    """The table as GitHub shows it."""
-    lines = ["| " + " | ".join(table.columns) + " |", "|---" * len(table.columns) + "|"]
-    lines += ["| " + " | ".join(map(str, row)) + " |" for row in table.itertuples(index=False)]
-    return "\n".join(lines) + "\n"
+    head = "| figure | demanded | measured |\n|---|---|---|"
+    return "\n".join([head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def sampled_steps(
-    samples: SearchResult,
-    problems: Sequence[Problem],
-    llm: TokenEngine,
-    prm: PRM,
-    cache: ScoreCache,
+    samples: SearchResult, llm: TokenEngine, prm: PRM, cache: ScoreCache
 ) -> Iterator[dict[str, Any]]:
     """One row a step of each sample: its true label, its score, its tokens in both models."""
-    answers = {problem.id: int(problem.answer or 0) for problem in problems}
+    answers = dict(zip(samples.problems["problem_id"], samples.problems["answer"], strict=True))
     for sample in samples.candidates.itertuples():
         pieces = split_steps(str(sample.text))
         name = str(sample.problem_id)
         for count, piece in enumerate(pieces, start=1):
             yield {
                 "problem_id": name,
-                "correct": is_right(piece, answers[name]),
+                "correct": is_right(piece, int(answers[name])),
                 "score": cache.get((prm.fingerprint, name, pieces[:count])),
                 "llm_tokens": len(llm.tokenizer.encode(piece, add_special_tokens=False)),
                 "prm_tokens": len(prm.next_input(array("i"), piece)),
@@ -146,11 +134,9 @@ def auc_interval(steps: pd.DataFrame) -> tuple[float, ...]:
 def longest_input(result: SearchResult, prm: PRM) -> int:
     """Tokens of the longest PRM input among a search's final beams."""
     questions = dict(zip(result.problems["problem_id"], result.problems["problem"], strict=True))
-    lengths = [0]
+    longest = 0
     for beam in result.candidates.itertuples():
         first, *others = split_steps(str(beam.text)) or ("",)
-        ids = reduce(
-            prm.next_input, others, prm.first_input(questions[str(beam.problem_id)], first)
-        )
-        lengths.append(len(ids))
-    return max(lengths)
+        ids = prm.first_input(questions[str(beam.problem_id)], first)
+        longest = max(longest, len(reduce(prm.next_input, others, ids)))
+    return longest

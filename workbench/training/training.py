@@ -123,7 +123,7 @@ def prm_example(
 
 
 def examples(
-    name: str, tokenizer: Tokenizer, seed: int, operations: Sequence[int] = TRAINED_OPERATIONS
+    name: str, tokenizer: Tokenizer, seed: int, operations: Sequence[int]
 ) -> Iterator[Example]:
     """The endless training stream of one model."""
     rng, prefix = random.Random(f"{name}-{seed}"), system_prefix(tokenizer)
@@ -137,15 +137,13 @@ def examples(
             yield prm_example(work, tokenizer, prefix, rng)
 
 
-def batches(
-    stream: Iterator[Example], tokens: int, rng: random.Random, pool: int = 256
-) -> Iterator[list[Example]]:
-    """Batches of about `tokens` tokens of examples of like length, in random order."""
+def batches(stream: Iterator[Example], rng: random.Random) -> Iterator[list[Example]]:
+    """Batches of about TOKENS_PER_STEP tokens of examples of like length, in random order."""
     while True:
-        ready = sorted(islice(stream, pool), key=lambda example: len(example.ids))
+        ready = sorted(islice(stream, 256), key=lambda example: len(example.ids))
         groups: list[list[Example]] = [[]]
         for example in ready:
-            if groups[-1] and len(example.ids) * (len(groups[-1]) + 1) > tokens:
+            if groups[-1] and len(example.ids) * (len(groups[-1]) + 1) > TOKENS_PER_STEP:
                 groups.append([])
             groups[-1].append(example)
         rng.shuffle(groups)
@@ -237,7 +235,7 @@ def train_model(
         model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True
     )
     short, full = (
-        batches(examples(name, tokenizer, seed, lengths), TOKENS_PER_STEP, random.Random(seed))
+        batches(examples(name, tokenizer, seed, lengths), random.Random(seed))
         for lengths in (SHORT_OPERATIONS, TRAINED_OPERATIONS)
     )
     bfloat16 = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
@@ -280,18 +278,14 @@ def train_model(
 def export(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Write an ordinary model folder; weights in float16, each file replaced atomically."""
     save_tokenizer(tokenizer, folder)
-    tokens = tokenizer.get_vocab_size()
     config = model.config.to_diff_dict() | {
         "architectures": ["LlamaForCausalLM"],
         "dtype": "float32",
         "rope_theta": 10000.0,
-        "vocab_size": tokens,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     weights = {
-        key: value.detach()[: tokens if "embed_tokens" in key else None].half().contiguous()
-        for key, value in model.state_dict().items()
-        if key != "lm_head.weight"
+        key: value.half() for key, value in model.state_dict().items() if key != "lm_head.weight"
     }
     unfinished = folder / "model.partial"
     save_file(weights, str(unfinished), metadata={"format": "pt"})
