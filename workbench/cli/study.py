@@ -292,7 +292,7 @@ def sweep(
         _print_preview(wanted, runs, how)
         return
     found = _sweep(wanted, runs, how, Backend(backend, workers))
-    shown = found.runs.filter(SWEEP_COLUMNS)
+    shown = found.runs.filter(items=SWEEP_COLUMNS)
     _print_frame(shown.rename(columns=lambda name: name.replace("_", " ")))
     if _print_problems(found.all_runs):
         raise Exit(options.FAILED)
@@ -348,7 +348,7 @@ def list_runs(
         terminal().print(f"No runs are stored here yet; {hint}")
         return
     found.loc[of_other_code(found) & (found["status"] != "unreadable"), "status"] += ", other code"
-    _print_frame(found.filter(RUN_COLUMNS))
+    _print_frame(found.filter(items=RUN_COLUMNS))
 
 
 def show(run: Run, runs: Runs = None) -> None:
