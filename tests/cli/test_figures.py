@@ -118,6 +118,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
         (["08"], ["replayed 1B + 8B (08): 14 of 14 replays to do, about 1 min (rough)"], "(07)"),
         (["09"], ["09_missing_values: nothing to replay, the committed rows"], "to do"),
         (["09", "-p", "values=['n', 'dtype']"], ["09_missing_values: 42 of 42 replays"], "runs"),
+        (["00"], [], "to do"),  # it reads no sweep
     ],
 )
 def test_a_dry_run_says_what_would_take_how_long(options, said, unsaid, calls, tmp_path, capsys):

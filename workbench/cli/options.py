@@ -113,15 +113,14 @@ def command(verb: Verb, resumable: bool = False) -> Verb:
         else:
             taken.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
     if resumable:
-        at = "go on with the code of that commit, in a git worktree"
-        taken.append(option("at", str, at, metavar="COMMIT"))
+        text = "go on with the code of that commit, in a git worktree"
+        taken.append(option("at", str, text, metavar="COMMIT"))
     taken.append(Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug))
 
     @wraps(verb)
     def called(context: typer.Context, debug: bool, at: str | None = None, **given: Any) -> None:
         for group, names in groups.items():
-            own = {name: given.pop(name) for name in names}
-            given[group] = {name: value for name, value in own.items() if value is not None}
+            given[group] = {n: own for n in names if (own := given.pop(n)) is not None}
         try:
             if at:
                 resume_at(at, context.obj, given["runs"])

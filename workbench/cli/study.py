@@ -30,11 +30,10 @@ RUN_COLUMNS = ("run_id", "status", "llm_share", "seed", "num_problems", "tokens_
                "written_at")  # fmt: skip
 BATCHING, ABLATION, OPTIMISATION = "04_batching", "07_modifications", "08_optimisation"
 COMPARED, MISSING, SPLIT = "11_strategies", "09_missing_values", "02_memory_split"
-OWN_RUNS = ("01_memory_requirements", ABLATION, OPTIMISATION, MISSING, COMPARED, "12_serving",
-            "13_engine")  # fmt: skip
-"""Notebooks of a profile that build or run what they draw themselves, and read no sweep."""
 ON_RUNGS = (SPLIT, "03_block_occupancy", "05_prefix_cache", "06_cache_thrashing")
 """Notebooks that draw the same replayed rungs beside the sweep."""
+OF_SWEEP = {*ON_RUNGS, BATCHING}
+"""Notebooks that read the sweep; others build or run themselves what they draw."""
 
 
 def figures(
@@ -79,7 +78,7 @@ def figures(
     if stale:
         parameters["stale_ok"] = True
     # first the sweep, so that its progress is seen here; the notebooks then find its runs
-    reads = any("profile" in own for file, own in known.items() if file.stem not in OWN_RUNS)
+    reads = OF_SWEEP.intersection(file.stem for file in known)
     sweep = _sweep(config, runs, how, on) if reads else None
     if sweep is not None and sweep.runs.empty:
         reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
@@ -126,7 +125,7 @@ def _print_left(
     """
     from workbench.experiments import settings, study
 
-    left = [_print_preview(config, runs, how)] if given.keys() - OWN_RUNS else []
+    left = [_print_preview(config, runs, how)] if given.keys() & OF_SWEEP else []
     studies: dict[str, tuple[Any, Any]] = {
         BATCHING: (settings.BatchPlan, settings.batch_runs),
         ABLATION: (settings.AblationPlan, settings.ablation_runs),

@@ -101,11 +101,11 @@ def run(
 
 def _foreign_pair(engine: str, config: SweepConfig, llm_share: float | None) -> Any:
     """Both models by `transformers` or by servers; refuses settings that only our engine has."""
-    of_ours = {each.name for each in fields(EngineConfig)} | {"total_memory"}
+    of_ours = {each.name for each in fields(EngineConfig)} | {"total_memory", "llm_share"}
     of_ours -= {"max_model_len"} | ({"dtype", "device"} if engine == "transformers" else set())
     given = {f.name for f in fields(config) if getattr(config, f.name) != f.default}
     given |= set() if llm_share is None else {"llm_share"}
-    for name in sorted(given & (of_ours | {"llm_share"})):
+    for name in sorted(given & of_ours):
         raise ConfigError(f"--engine {engine} does not take {name}, a setting of our own engine.")
     models, longest = (config.llm, config.prm), config.max_model_len
     if engine == "transformers":
