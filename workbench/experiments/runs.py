@@ -143,11 +143,8 @@ def _tables(spec: RunSpec, identity: Identity, outcome: Outcome) -> dict[str, pd
     row |= {"llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
     row |= {n: json.dumps(v) if isinstance(v, tuple) else v for n, v in spec.parameters.items()}
     row |= notes | machine_columns() | {"code": identity.code} | dict(result.measured)
-    tables = {"runs": pd.DataFrame([row])}
-    for name, frame in result.tables.items():
-        own = [column for column in frame.columns if column != "run_id"]
-        tables[name] = frame.assign(run_id=run_id)[["run_id", *own]]
-    return tables
+    tables = {name: frame.assign(run_id=run_id) for name, frame in result.tables.items()}
+    return {"runs": pd.DataFrame([row])} | tables
 
 
 def machine_columns() -> Row:
@@ -176,8 +173,7 @@ class RunStore:
         """The folder of a run; stale_ok: where there is none, that of its like of other code."""
         if (own := self.folder(spec, identity)).exists():
             return own
-        others = sorted(self.root.glob(f"[!.]*-{spec.fingerprint(identity)}"))  # of another name
-        return others[0] if others else self.stale(spec, identity) if stale_ok else None
+        return self.stale(spec, identity) if stale_ok else None
 
     def stale(self, spec: RunSpec, identity: Identity) -> Path | None:
         """The finished run that differs from this one in its code alone; of several the newest."""
@@ -189,8 +185,7 @@ class RunStore:
 
         own, found = but_code(spec.parameters, spec.role, asdict(identity)), []
         for folder in self.folders():
-            name, _, fingerprint = folder.name.rpartition("-")
-            if name == spec.name and fingerprint != spec.fingerprint(identity):
+            if folder.name.rpartition("-")[0] == spec.name:
                 row = _row_or_reason(folder)
                 if row["status"] == FINISHED and but_code(**read_config(folder)) == own:
                     found.append((row["written_at"], folder))
@@ -246,10 +241,7 @@ class RunStore:
 
     def folders(self) -> list[Path]:
         """Every run folder, by name; an empty list where nothing was stored yet."""
-        if not self.root.is_dir():
-            return []
-        visible = (p for p in self.root.iterdir() if not p.name.startswith("."))
-        return sorted(folder for folder in visible if (folder / CONFIG).is_file())
+        return sorted(file.parent for file in self.root.glob(f"[!.]*/{CONFIG}"))
 
     def _temporary(self, name: str) -> Path:
         return self.root / f"{TEMPORARY}{_host()}+{os.getpid()}+{name}+{uuid.uuid4().hex[:8]}"
