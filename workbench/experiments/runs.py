@@ -425,40 +425,31 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
 
 def _unpack(source: Path, target: Path) -> None:
     """All files of an archive; none is written where one is not a plain file RUN/FILE."""
-    size = 0
-
-    def check(name: str, num_bytes: int, plain: bool) -> None:
-        nonlocal size
-        size += num_bytes
-        if size > LARGEST_ARCHIVE:
-            raise RunStoreError(
-                f"{source.name} unpacks to more than {format_size(LARGEST_ARCHIVE)}, the largest "
-                "that is read; export fewer runs into each archive."
-            )
-        if not plain:
-            raise RunStoreError(f"{source.name} holds {name!r}, which is no plain file.")
-        folder, *file = PurePosixPath(name).parts
-        if folder == "/" or folder.startswith(".") or len(file) != 1 or file[0] not in FILES:
-            allowed = ", ".join(sorted(FILES))
-            raise RunStoreError(
-                f"The archive holds {name!r}; allowed: RUN/FILE, FILE of {allowed}."
-            )
-
+    size, is_zip = 0, source.suffix == ".zip"
+    kind: Any = zipfile.ZipFile if is_zip else tarfile.open
     try:
-        if source.suffix == ".zip":
-            with zipfile.ZipFile(source) as packed:
-                for held in packed.infolist():
-                    if not held.is_dir():
-                        check(held.filename, held.file_size, True)
-                packed.extractall(target)
-            return
-        with tarfile.open(source) as archive:
-            members = []
-            for each in archive:  # a packed one is unpacked in passing, up to the limit
-                if not each.isdir():
-                    check(each.name, each.size, each.isfile())
-                    members.append(each)
-            archive.extractall(target, members, filter="data")
+        with kind(source) as archive:
+            files = (
+                ((f.filename, f.file_size, True) for f in archive.infolist() if not f.is_dir())
+                if is_zip
+                else ((f.name, f.size, f.isfile()) for f in archive if not f.isdir())
+            )
+            for name, num_bytes, plain in files:
+                size += num_bytes  # a packed tar is unpacked in passing, up to the limit
+                if size > LARGEST_ARCHIVE:
+                    raise RunStoreError(
+                        f"{source.name} unpacks to more than {format_size(LARGEST_ARCHIVE)}, the "
+                        "largest that is read; export fewer runs into each archive."
+                    )
+                if not plain:
+                    raise RunStoreError(f"{source.name} holds {name!r}, which is no plain file.")
+                path = PurePosixPath(name)
+                if len(path.parts) != 2 or path.parts[0][0] in "/." or path.name not in FILES:
+                    raise RunStoreError(
+                        f"The archive holds {name!r}; allowed: RUN/FILE, FILE of "
+                        f"{', '.join(sorted(FILES))}."
+                    )
+            archive.extractall(target, **{} if is_zip else {"filter": "data"})
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as problem:
         raise RunStoreError(
             f"{source.name} cannot be unpacked ({problem}); it is damaged or no run archive. "
