@@ -29,13 +29,6 @@ ITS_OWN = ["written_at", "folder", "machine_threads", "git_commit", "git_dirty"]
 """Columns of the rows of a replay that tell where and when it was made."""
 
 
-def recorded(count: int):
-    """A replay of the tiny recording at so many shares."""
-    shares = tuple(0.1 + 0.4 * k / count for k in range(count))
-    own = {"n": 4, "beam_width": 2, "max_depth": 6, "finish_at_limit": False}
-    return sweep_config("quick", problems="tiny-16-n4", shares=shares, **own)
-
-
 def assert_same_replays(one, other) -> None:
     """Every table of both studies is the same, simulated seconds among them."""
     assert one.missing == other.missing == () and len(one.runs) == len(other.runs) > 0
@@ -48,7 +41,11 @@ def assert_same_replays(one, other) -> None:
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    return run_replayed(recorded(6), tmp_path_factory.mktemp("here"), progress=False)
+    """A replay of the tiny recording at six shares."""
+    own = {"n": 4, "beam_width": 2, "max_depth": 6, "finish_at_limit": False}
+    shares = (0.1, 0.15, 0.2, 0.3, 0.35, 0.4)
+    config = sweep_config("quick", problems="tiny-16-n4", shares=shares, **own)
+    return run_replayed(config, tmp_path_factory.mktemp("here"), progress=False)
 
 
 def test_replays_on_two_processes_are_those_of_here(here, tmp_path) -> None:

@@ -187,8 +187,7 @@ class Backend:
         workers = self._workers(len(groups), memory, gpus)
         if self.name == PROCESSES:
             # as many with few groups left: seconds are compared with those of full strength
-            most = self.workers or self._workers(usable_cores(), memory, gpus)
-            threads = max(1, usable_cores() // most)
+            threads = max(1, usable_cores() // self._workers(usable_cores(), memory, gpus))
         calls, needs = [(group, threads) for group in groups], Needs(threads, memory, gpus)
 
         def num_left(number: int) -> int:

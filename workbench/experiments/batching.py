@@ -53,7 +53,6 @@ GRID = BatchPlan(
 )
 """What is replayed of the limits, whatever the profile measures."""
 
-
 Again = Callable[[ReplayEngine], int]
 """Asks an engine once more what was asked, the tag that names it in the recording included."""
 

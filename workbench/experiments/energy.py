@@ -34,15 +34,18 @@ class EnergyMeter:
         return [counter() for counter, _ in self._counters]
 
     def _open_packages(self) -> str:
-        zones = sorted(_POWERCAP.glob("intel-rapl:*"))  # AMD's have the same name
-        packages = [zone for zone in zones if _text(zone / "name").startswith("package")]
-        for zone in packages:
-            file, wrap = zone / "energy_uj", _text(zone / "max_energy_range_uj")
-            if not (_text(file) and wrap):
-                self._counters.clear()
-                return f"{file} must not be read (root may allow it: chmod a+r)"
-            self._counters.append((partial(_count, file), int(wrap) + 1))
-        return f"RAPL, packages: {len(packages)}" if packages else f"no RAPL in {_POWERCAP}"
+        try:
+            for name in sorted(_POWERCAP.glob("intel-rapl:*/name")):  # AMD's are called the same
+                if name.read_text().startswith("package"):
+                    counter = partial(_number, name.with_name("energy_uj"))
+                    counter()  # where only root reads it, this is told now
+                    wrap = _number(name.with_name("max_energy_range_uj")) + 1
+                    self._counters.append((counter, wrap))
+        except OSError as error:
+            self._counters.clear()
+            return f"{error.filename} must not be read (root may allow it: chmod a+r)"
+        packages = len(self._counters)
+        return f"RAPL, packages: {packages}" if packages else f"no RAPL in {_POWERCAP}"
 
     def _open_gpu(self, uuid: str) -> str:
         try:
@@ -60,13 +63,5 @@ class EnergyMeter:
         return "NVML"
 
 
-def _count(file: Path) -> int:
+def _number(file: Path) -> int:
     return int(file.read_text())
-
-
-def _text(file: Path) -> str:
-    """The content of a file; nothing of one that is not there or must not be read."""
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

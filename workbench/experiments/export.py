@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,11 @@ def save_figure(
     browser HTML, Parquet and JSON are written; `problem` says why. ConfigError for a width that is
     no page's.
     """
-    paper = print_version(fig, width_mm)
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    fixed = go.Figure(fig)
+    fixed, place = go.Figure(fig), Path(folder)
     for number, trace in enumerate(fixed.data):
         trace.uid = f"trace{number}"  # plotly would draw names inside at random
+    paper = print_version(fixed, width_mm)
+    place.mkdir(parents=True, exist_ok=True)
     share_plotly_js(place)
     here: dict[str, Any] = {"versions": versions, "git": git_state, "machine": machine_facts}
     record = {key: measured[key] if measured else found() for key, found in here.items()}
@@ -85,7 +84,7 @@ def save_figure(
     images, problem = _kept_images(place / name, asked), None
     if images is None and (problem := (browser := open_browser()).problem) is None:
         try:
-            images = browser.images(fixed, width_mm)
+            images = browser.images(fixed, paper)
         except Exception:
             open_browser.cache_clear()  # the next figure gets another one
             raise
@@ -242,14 +241,20 @@ HOW_TO_GET_ONE = (
 
 
 class Browser:
-    """A browser that starts beside what is done before an image; `close` ends it."""
+    """A browser, and the thread that talks to it; `close` ends both. problem: None, or why no image
+    can be drawn.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._kaleido: Any = None
         self._thread.start()
-        self._starting = asyncio.run_coroutine_threadsafe(self._start(), self._loop)
+        self.problem: str | None = None
+        try:
+            self._kaleido = self._wait(self._start(), START_S)
+        except Exception as problem:  # not installed, not startable, no kaleido: no image
+            reason = str(problem).strip().split("\n")[0] or type(problem).__name__
+            self.problem = f"No browser for static images ({reason}). {HOW_TO_GET_ONE}"
 
     def close(self) -> None:
         if self.problem is None:
@@ -257,20 +262,9 @@ class Browser:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(START_S)
 
-    @cached_property
-    def problem(self) -> str | None:
-        """None, or why no image can be drawn. Waits until the browser has started."""
-        try:
-            self._kaleido = self._starting.result(START_S)
-        except Exception as problem:  # not installed, not startable, no kaleido: no image
-            reason = str(problem).strip().split("\n")[0] or type(problem).__name__
-            return f"No browser for static images ({reason}). {HOW_TO_GET_ONE}"
-        return None
-
-    def images(self, fig: go.Figure, width_mm: float = PRINT_WIDTH_MM) -> tuple[bytes, bytes]:
-        """SVG as on a screen and PDF for paper; equal figures give equal bytes."""
+    def images(self, fig: go.Figure, paper: go.Figure) -> tuple[bytes, bytes]:
+        """SVG as on a screen, and PDF of its version for paper; equal figures give equal bytes."""
         assert self.problem is None, self.problem
-        paper = print_version(fig, width_mm)
         screen = {"format": "svg", "width": SCREEN_WIDTH_PX, "height": fig.layout.height or 450}
         size = {"format": "pdf", "width": paper.layout.width, "height": paper.layout.height}
 
@@ -289,9 +283,7 @@ class Browser:
         import kaleido  # noqa: PLC0415  an optional extra
 
         # no formulas are drawn, no network is asked; one page for SVG, one for PDF
-        server = kaleido.Kaleido(n=2, mathjax=False)
-        await server.__aenter__()
-        return server
+        return await kaleido.Kaleido(n=2, mathjax=False).__aenter__()
 
     def _wait(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)

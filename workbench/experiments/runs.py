@@ -143,11 +143,8 @@ def _tables(spec: RunSpec, identity: Identity, outcome: Outcome) -> dict[str, pd
     row |= {"llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
     row |= {n: json.dumps(v) if isinstance(v, tuple) else v for n, v in spec.parameters.items()}
     row |= notes | machine_columns() | {"code": identity.code} | dict(result.measured)
-    tables = {"runs": pd.DataFrame([row])}
-    for name, frame in result.tables.items():
-        own = [column for column in frame.columns if column != "run_id"]
-        tables[name] = frame.assign(run_id=run_id)[["run_id", *own]]
-    return tables
+    tables = {name: frame.assign(run_id=run_id) for name, frame in result.tables.items()}
+    return {"runs": pd.DataFrame([row])} | tables
 
 
 def machine_columns() -> Row:
@@ -176,8 +173,7 @@ class RunStore:
         """The folder of a run; stale_ok: where there is none, that of its like of other code."""
         if (own := self.folder(spec, identity)).exists():
             return own
-        others = sorted(self.root.glob(f"[!.]*-{spec.fingerprint(identity)}"))  # of another name
-        return others[0] if others else self.stale(spec, identity) if stale_ok else None
+        return self.stale(spec, identity) if stale_ok else None
 
     def stale(self, spec: RunSpec, identity: Identity) -> Path | None:
         """The finished run that differs from this one in its code alone; of several the newest."""
@@ -189,8 +185,7 @@ class RunStore:
 
         own, found = but_code(spec.parameters, spec.role, asdict(identity)), []
         for folder in self.folders():
-            name, _, fingerprint = folder.name.rpartition("-")
-            if name == spec.name and fingerprint != spec.fingerprint(identity):
+            if folder.name.rpartition("-")[0] == spec.name:
                 row = _row_or_reason(folder)
                 if row["status"] == FINISHED and but_code(**read_config(folder)) == own:
                     found.append((row["written_at"], folder))
@@ -246,10 +241,7 @@ class RunStore:
 
     def folders(self) -> list[Path]:
         """Every run folder, by name; an empty list where nothing was stored yet."""
-        if not self.root.is_dir():
-            return []
-        visible = (p for p in self.root.iterdir() if not p.name.startswith("."))
-        return sorted(folder for folder in visible if (folder / CONFIG).is_file())
+        return sorted(file.parent for file in self.root.glob(f"[!.]*/{CONFIG}"))
 
     def _temporary(self, name: str) -> Path:
         return self.root / f"{TEMPORARY}{_host()}+{os.getpid()}+{name}+{uuid.uuid4().hex[:8]}"
@@ -433,40 +425,31 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
 
 def _unpack(source: Path, target: Path) -> None:
     """All files of an archive; none is written where one is not a plain file RUN/FILE."""
-    size = 0
-
-    def check(name: str, num_bytes: int, plain: bool) -> None:
-        nonlocal size
-        size += num_bytes
-        if size > LARGEST_ARCHIVE:
-            raise RunStoreError(
-                f"{source.name} unpacks to more than {format_size(LARGEST_ARCHIVE)}, the largest "
-                "that is read; export fewer runs into each archive."
-            )
-        if not plain:
-            raise RunStoreError(f"{source.name} holds {name!r}, which is no plain file.")
-        folder, *file = PurePosixPath(name).parts
-        if folder == "/" or folder.startswith(".") or len(file) != 1 or file[0] not in FILES:
-            allowed = ", ".join(sorted(FILES))
-            raise RunStoreError(
-                f"The archive holds {name!r}; allowed: RUN/FILE, FILE of {allowed}."
-            )
-
+    size, is_zip = 0, source.suffix == ".zip"
+    kind: Any = zipfile.ZipFile if is_zip else tarfile.open
     try:
-        if source.suffix == ".zip":
-            with zipfile.ZipFile(source) as packed:
-                for held in packed.infolist():
-                    if not held.is_dir():
-                        check(held.filename, held.file_size, True)
-                packed.extractall(target)
-            return
-        with tarfile.open(source) as archive:
-            members = []
-            for each in archive:  # a packed one is unpacked in passing, up to the limit
-                if not each.isdir():
-                    check(each.name, each.size, each.isfile())
-                    members.append(each)
-            archive.extractall(target, members, filter="data")
+        with kind(source) as archive:
+            files = (
+                ((f.filename, f.file_size, True) for f in archive.infolist() if not f.is_dir())
+                if is_zip
+                else ((f.name, f.size, f.isfile()) for f in archive if not f.isdir())
+            )
+            for name, num_bytes, plain in files:
+                size += num_bytes  # a packed tar is unpacked in passing, up to the limit
+                if size > LARGEST_ARCHIVE:
+                    raise RunStoreError(
+                        f"{source.name} unpacks to more than {format_size(LARGEST_ARCHIVE)}, the "
+                        "largest that is read; export fewer runs into each archive."
+                    )
+                if not plain:
+                    raise RunStoreError(f"{source.name} holds {name!r}, which is no plain file.")
+                path = PurePosixPath(name)
+                if len(path.parts) != 2 or path.parts[0][0] in "/." or path.name not in FILES:
+                    raise RunStoreError(
+                        f"The archive holds {name!r}; allowed: RUN/FILE, FILE of "
+                        f"{', '.join(sorted(FILES))}."
+                    )
+            archive.extractall(target, **{} if is_zip else {"filter": "data"})
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as problem:
         raise RunStoreError(
             f"{source.name} cannot be unpacked ({problem}); it is damaged or no run archive. "
