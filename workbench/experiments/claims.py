@@ -132,9 +132,7 @@ def _fastest(peak: pd.Series, same: pd.Series) -> str:
 
 
 def peak_in_words(rows: pd.DataFrame) -> str:
-    """`throughput is highest from 0.20 to 0.25, which do the same work (95 %: 0.15 to 0.30)`, of
-    rows of plots.memory_split; where that is the whole axis, that no peak is shown.
-    """
+    """Where throughput is highest, of rows of plots.memory_split; or that no peak is shown."""
     speed, peak, same = read_split(rows)
     first, last = speed.index[[0, -1]]
     if same["low"] <= first and last <= same["high"]:
@@ -220,9 +218,7 @@ def constant_claim(rows: pd.DataFrame) -> Claim:
 
 
 def linear_claim(rows: pd.DataFrame) -> Claim:
-    """C3, of rows of plots.kv_blocks. Holds where every cache that was built is within one block of
-    what the formula gives.
-    """
+    """C3, of rows of plots.kv_blocks. Holds where built caches are a block at most off the line."""
     built = rows[(rows["how"] == "measured") & (rows["kind"] == "built")]
     off = float((built["blocks"] - built["formula_blocks"]).abs().max())
     return _judged("C3", off <= 1, True, f"largest distance from the formula {off:.2f} blocks")
@@ -235,20 +231,17 @@ def eviction_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
     lost: rows of plots.lost_time; split: of plots.memory_split, with a column rung.
     """
     first, last = split.loc[split["metric"] == "same_work", ["low", "high"]].iloc[0]
-    end = float(lost["llm_share"].max())
+    end, same = float(lost["llm_share"].max()), f"{first:.2f} to {last:.2f}"
     if end <= last:
-        number = (
-            f"from {first:.2f} to {last:.2f} the work is the same, so nothing slows down at "
-            f"{end:.2f}"
-        )
+        number = f"from {same} the work is the same, so nothing slows down at {end:.2f}"
         return _judged("C4", False, False, number, f"the PRM's room at {end:.2f}")
     walls, part = lost.groupby("llm_share")["wall_s"].first(), recomputed_part(lost)[end]
     alike = walls.loc[first:last]
     low, high = (part * walls[end] / (walls[end] - wall) for wall in (alike.min(), alike.max()))
     more = walls[end] / alike.max() - 1, walls[end] / alike.min() - 1
     number = (
-        f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside {first:.2f} to {last:.2f}, "
-        f"which do the same work; recomputing what was evicted is {part:.0%} of its time there, "
+        f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside {same}, which do the same "
+        f"work; recomputing what was evicted is {part:.0%} of its time there, "
         f"{reach(low, high, '.0%')} of the slow-down"
     )
     is_exact = is_replayed(split["rung"].iloc[0])
@@ -408,9 +401,7 @@ NO_ROWS = "the figure has no rows of this pair of models"
 
 
 def claims_of_figures(folder: Path) -> list[Claim]:
-    """Every claim for each rung, as far as the rows of the figures in a folder tell it; where they
-    do not, that it was not tested, and why.
-    """
+    """Every claim for each rung, by the figures of a folder; or that it is not tested, and why."""
     names = " ".join(figures for _, _, figures in CLAIMS.values()).split()
     tables = {name: rows_with_rung(folder / f"{name}.parquet") for name in dict.fromkeys(names)}
     found, rungs = [], dict.fromkeys(at for rows in tables.values() for at in rows["rung"])
@@ -494,11 +485,8 @@ COMPARED = (
     ("tokens/s over the elastic policy's", "optimisation", "tokens_per_s", ("setting",)),
     ("tokens/s over the elastic policy's", "optimisation_replayed", "tokens_per_s", ("setting",)),
 )
-"""Numbers with intervals that other machines may have too: in words, figure, metric, and the
-columns that tell one from another, beside the pair of models.
-"""
-Bounds = dict[tuple[Any, ...], tuple[Any, Any, str]]
-"""Of each place in a table: low, high, and how both are told."""
+"""Numbers that other machines may have too: in words, figure, metric, keys beside the rung."""
+Bounds = dict[tuple[Any, ...], tuple[Any, Any, str]]  # by keys: low, high, and how both are told
 
 
 def against(figures: Path, committed: Path) -> list[str]:

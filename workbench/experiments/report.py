@@ -137,7 +137,11 @@ def split_numbers(drawn: Drawn) -> Named:
     middle, fall = settings.nearest_to_thesis(rate.index), set[str]()
     for rung, name in PAIRS.items():
         split = drawn.rows("memory_split", rung)
-        fall |= falling(split)
+        speed, _, own = judged.read_split(split)
+        loses = speed["ratio_high"].fillna(speed["ratio"]) < 1  # is shown to, against 0.3
+        loses.loc[own["low"] : own["high"]] = False
+        ends = zip(("the lower end", "the upper end"), loses.iloc[[0, -1]])
+        fall |= {end for end, is_slower in ends if is_slower}
         told = losses(split, drawn.rows("lost_time", rung))
         found |= {f"{name}{key}": text for key, text in told.items()}
     for part in ("recomputed_evicted", "recomputed_partial", "bookkeeping"):
@@ -175,14 +179,6 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
     told = {"Equal": judged.listed(alike), "Lost": " and ".join(short), "Losses": ", ".join(lines)}
     told = {key: text or "nothing" for key, text in told.items()}
     return told | {"Peak": judged.peak_in_words(split)}
-
-
-def falling(split: pd.DataFrame) -> set[str]:
-    """The ends at which one pair is shown to lose to the thesis's share."""
-    rate, _, same = judged.read_split(split)
-    loses = rate["ratio_high"].fillna(rate["ratio"]) < 1
-    loses.loc[same["low"] : same["high"]] = False
-    return {end for end, at in (("the lower end", 0), ("the upper end", -1)) if loses.iloc[at]}
 
 
 def cache_numbers(drawn: Drawn) -> Named:
@@ -255,7 +251,7 @@ def ablation_numbers(drawn: Drawn) -> Named:
         "ablationSeeds": counted(told["plan"]["num_seeds"], "seed"),
         "farTried": f"{len(tried[1])} of the {len(tried[0])}, all but {judged.listed(left, '')},",
         "farAblationProblems": drawn.said("modifications", OF_REPLAY),
-        "ablationInFlight": f"{told['plan'].get('in_flight', told['min_problem_batch'])}",
+        "ablationInFlight": f"{told['min_problem_batch']}",
         "batchingSlows": told_slower if slower else "on no pair",
         "depthTold": depth.partition("; hardly")[0],
     }
@@ -299,9 +295,8 @@ def policy_numbers(drawn: Drawn) -> Named:
     held, size = _at_thesis(parts)["bytes"].sum(), drawn.said("optimisation", r"W = ([\d.]+ \w+)")
     same = rows.loc[rows["metric"] == "same", "value"] == 1
     plan = drawn.parameters("optimisation")["plan"]
-    seeds = counted(plan["num_seeds"], "seed")
     return found | {
-        "policySearch": f"{plan['num_problems']} problems, {seeds}",
+        "policySearch": f"{plan['num_problems']} problems, {counted(plan['num_seeds'], 'seed')}",
         "farPolicySearch": drawn.said("optimisation_replayed", OF_REPLAY),
         "tried": judged.listed(shares.index, "g"),
         "bestTried": f"{shares.idxmax():g}{edge}",
@@ -599,11 +594,10 @@ are set otherwise as well.
 
 def page(drawn: Drawn, numbers: Mapping[str, Named]) -> str:
     """The report as one HTML page: images within it, nothing loaded."""
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    template = jinja2.Template(TEMPLATE.read_text("utf-8"), undefined=jinja2.StrictUndefined)
     how: Any = {"index": False, "border": 0, "classes": "data"}
     shown = {name: table.to_html(**how) for name, table in made_of(drawn, TABLES).items()}
     quoted = {n: html.escape(text) for own in numbers.values() for n, text in own.items()}
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     first = {c.key: spoken(c) for c in reversed(drawn.claims)}  # of the first pair
     of_pairs = {k: spoken_of_pairs(c for c in drawn.claims if c.key == k) for k in judged.CLAIMS}
     return template.render(

@@ -270,9 +270,7 @@ class Base:
 
 
 def _tried(wanted: Sequence[str] | None) -> list[tuple[str, Setting]]:
-    """What is taken, then the other settings of the values of these names, all where none is given;
-    each with its value's name. ConfigError for a name of none.
-    """
+    """What is taken, then the settings tried of these values (None: all); with a value's name."""
     known = {value.name: value.tried for value in values()}
     require_known(wanted or (), list(known), "The study", "missing value")
     others = [(name, setting) for name in wanted or known for setting in known[name]]
@@ -301,9 +299,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def token_times(asked: Question) -> pd.DataFrame:
-    """Of every device preset: microseconds to compute a token's KV again and to swap it out and in,
-    a row a model and device.
-    """
+    """Microseconds to compute a token's KV again, and to swap it out and in, on every preset."""
     rows = []
     for role, device in product(ROLES, PRESETS):
         work = ModelWork.of(drawn_engine(getattr(asked, role)))
@@ -317,9 +313,7 @@ def token_times(asked: Question) -> pd.DataFrame:
 
 
 def stored(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows and record of the figure in a folder, else the committed ones. RunStoreError where
-    neither has any.
-    """
+    """Rows and record of the figure in a folder, else the committed ones; else RunStoreError."""
     for place in (folder, project_root() / "figures"):
         if place is not None and (file := place / f"{FIGURE}.parquet").is_file():
             record = file.with_suffix(".json").read_text(encoding="utf-8")
