@@ -67,7 +67,7 @@ def _judged(key: str, holds: Any, fails: Any, number: str, on: str = "") -> Clai
     """on: what it depends on where it neither holds nor fails."""
     text, _, figures = CLAIMS[key]
     verdict = HOLDS if holds else FAILS if fails else DEPENDS
-    if verdict == DEPENDS and on:
+    if verdict == DEPENDS:
         number = f"{number}; it depends on {on}"
     return Claim(key, text, verdict, number, figures.split()[0])
 

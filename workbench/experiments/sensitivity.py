@@ -227,12 +227,9 @@ class Base:
         return summary(taken.assign(tokens_per_s=tokens / seconds)).assign(**where)
 
     @classmethod
-    def of(
-        cls, asked: Mapping[str, Any], rounds: int | None = None, replays: int | None = None
-    ) -> Base:
+    def of(cls, asked: Mapping[str, Any], rounds: int | None, replays: int | None) -> Base:
         """What is compared with, with some fields of its question set otherwise; None: as usual."""
-        own = overridden({"rounds": rounds, "replays": replays})
-        return cls(replace(ASKED, **asked), **own)
+        return cls(replace(ASKED, **asked), **overridden({"rounds": rounds, "replays": replays}))
 
     def replays_left(self, profile: str, wanted: Sequence[str] | None = None) -> list[float]:
         """Rough seconds of each replay that the rows take; none where those that are committed are
