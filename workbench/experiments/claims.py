@@ -207,9 +207,7 @@ def policy_or_size(sizes: pd.DataFrame) -> tuple[str, str]:
 
 
 def constant_claim(rows: pd.DataFrame) -> Claim:
-    """C2, of rows of plots.memory_parts. Holds where all but the KV of the engines that were built
-    is the same at every share, to 1 % of noise.
-    """
+    """C2, of rows of plots.memory_parts. Holds where built engines differ in KV alone, to 1 %."""
     fixed = rows[(rows["how"] == "measured") & (rows["part"] != "kv")]
     sizes = fixed.groupby(["model", "part"])["bytes"].agg(["min", "max"])
     change = float(((sizes["max"] - sizes["min"]) / sizes["max"].clip(lower=1)).max())
@@ -218,7 +216,7 @@ def constant_claim(rows: pd.DataFrame) -> Claim:
 
 
 def linear_claim(rows: pd.DataFrame) -> Claim:
-    """C3, of rows of plots.kv_blocks. Holds where built caches are a block at most off the line."""
+    """C3, of rows of plots.kv_blocks. Holds where built caches are within one block of the line."""
     built = rows[(rows["how"] == "measured") & (rows["kind"] == "built")]
     off = float((built["blocks"] - built["formula_blocks"]).abs().max())
     return _judged("C3", off <= 1, True, f"largest distance from the formula {off:.2f} blocks")
@@ -289,9 +287,7 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
 
 
 def batching_claim(rows: pd.DataFrame) -> Claim:
-    """C7, of rows of plots.modifications. Holds where the whole interval of the gain is 1.5 times
-    or more, fails where below; where it is a loss, why.
-    """
+    """C7, of rows of plots.modifications, by the whole interval of the gain; of a loss, why."""
     gain = rows[(rows["metric"] == "gain") & (rows["setting"] == settings.BATCHED[1])].iloc[0]
     number = (
         f"{gain['value']:.2f} times the problems/min [{gain['low']:.2f}, {gain['high']:.2f}]; "
