@@ -30,10 +30,10 @@ def drawn() -> report.Drawn:
 
 def test_what_is_committed_is_what_the_rows_say(drawn) -> None:
     """The page, its numbers and its tables: `workbench figures --replot` writes them anew."""
-    numbers = report.named_numbers(drawn)
+    numbers = report.made_of(drawn, report.PARTS)
     assert (REPORTS / "study.html").read_text() == report.page(drawn, numbers)
     assert (REPORTS / "numbers.tex").read_text() == report.numbers_tex(numbers)
-    tables = report.tables(drawn)
+    tables = report.made_of(drawn, report.TABLES)
     others = {"setting", "memory_parts", "ablation", "techniques", "missing_values", "verdicts"}
     assert set(tables) == {"models", "claims", *others}
     for name, table in tables.items():
@@ -42,7 +42,7 @@ def test_what_is_committed_is_what_the_rows_say(drawn) -> None:
 
 def test_every_number_of_the_prose_is_a_macro_and_every_macro_is_quoted(drawn) -> None:
     """No part is left out of the committed report, and no number stands in it by hand."""
-    numbers = report.named_numbers(drawn)
+    numbers = report.made_of(drawn, report.PARTS)
     assert set(numbers) == set(report.PARTS)
     names = [name for own in numbers.values() for name in own]
     parsed = jinja2.Environment().parse(report.TEMPLATE.read_text())
@@ -174,7 +174,8 @@ def test_a_small_article_of_all_numbers_tables_and_figures_compiles(tmp_path, dr
     """A plain one of 11 pt, where nothing runs out of the text or off the page; with the README's
     lines for what was measured, too. Braces and special characters are checked without a TeX.
     """
-    tables, macros = list(report.tables(drawn)), report.named_numbers(drawn).values()
+    tables = report.made_of(drawn, report.TABLES)
+    macros = report.made_of(drawn, report.PARTS).values()
     for name in (*tables, "numbers"):
         text = (REPORTS / f"{name}.tex").read_text()
         bare = re.sub(r"\\[\\{}%&$#_]", "", text)

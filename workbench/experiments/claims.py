@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,20 +29,16 @@ from workbench.experiments.study import Study, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
 HIGH_HIT_RATE = 0.8
-RARE_EVENTS = 10.0
-"""Thrash events per 1,000 look-ups below which thrashing is called rare."""
+RARE_EVENTS = 10.0  # thrash events per 1,000 look-ups below which thrashing is called rare
 NOISE = 0.01
-DRAMATIC = 1.5
-"""Times the problems/min from which on a modification is called dramatic."""
+DRAMATIC = 1.5  # times the problems/min from which on a modification is called dramatic
 OUT_OF_STEP = (
     "a problem that joins while others wait for scores stays out of step with them, and the LLM's "
     "batches become smaller"
 )
 """Why continuous problem batching can be slower: search/rounds.py, reports/bench/NOTES.md."""
-HARDLY = 0.05
-"""Accuracy below which a gain is hardly one."""
-AGREE = 0.8
-"""Rank correlation from which on two pairs are said to order the shares alike."""
+HARDLY = 0.05  # accuracy below which a gain is hardly one
+AGREE = 0.8  # rank correlation from which on two pairs are said to order the shares alike
 MATTERS = 0.01  # of prompt tokens not found cached
 PAIRS = {"measured tiny": "measured tiny pair", RECORDED: "SmolLM2, replayed",
          REPLAYED: "1B + 8B, replayed"}  # fmt: skip
@@ -71,30 +67,24 @@ def _judged(key: str, holds: Any, fails: Any, number: str, on: str = "") -> Clai
     """on: what it depends on where it neither holds nor fails."""
     text, _, figures = CLAIMS[key]
     verdict = HOLDS if holds else FAILS if fails else DEPENDS
-    if verdict == DEPENDS and on:
+    if verdict == DEPENDS:
         number = f"{number}; it depends on {on}"
     return Claim(key, text, verdict, number, figures.split()[0])
 
 
-def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
-    """One row a claim: key, text, verdict, number, figure, rung."""
-    return pd.DataFrame([asdict(claim) for claim in claims])
-
-
 def verdicts(judge: Callable[..., Claim], *tables: pd.DataFrame) -> str:
-    """A claim as judged of each pair of models, a list in Markdown. tables: what `judge` reads, all
-    with a column rung.
-    """
+    """A claim as judged of each pair, in Markdown, by tables of rows with a column rung."""
     pairs = list(dict.fromkeys(tables[0]["rung"]))
     found = [judge(*(rows[rows["rung"] == pair] for rows in tables)) for pair in pairs]
     told = [f"- {PAIRS.get(p, p)}: **{c.verdict}** ({c.number})" for p, c in zip(pairs, found)]
     return "\n".join([f"{found[0].text}:\n", *told])
 
 
-def peak_and_plateau(split: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Two of the rows of plots.memory_split: the peak, and the shares that do the same work."""
-    peak, same = (split[split["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
-    return peak, same
+def read_split(rows: pd.DataFrame) -> tuple[Any, pd.Series, pd.Series]:
+    """Of rows of plots.memory_split tokens/s by share, the peak, and the shares of equal work."""
+    speed = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
+    peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
+    return speed, peak, same
 
 
 def listed(shares: Any, form: str = ".2f") -> str:
@@ -116,8 +106,8 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     """C1. Fails where the interval leaves 0.3 out; holds where it reaches no further than the
     measured shares next to 0.3, inside the axis; else it depends on which of its shares is best.
     """
-    peak, same = peak_and_plateau(rows)
-    shares = rows.loc[rows["metric"] == "tokens_per_s", "llm_share"]
+    speed, peak, same = read_split(rows)
+    shares = speed.index
     below, above = shares[shares < THESIS_SHARE - 1e-9], shares[shares > THESIS_SHARE + 1e-9]
     narrow = below.max() <= peak["low"] and peak["high"] <= above.min()
     inside = shares.min() < peak["low"] and peak["high"] < shares.max()
@@ -142,12 +132,9 @@ def _fastest(peak: pd.Series, same: pd.Series) -> str:
 
 
 def peak_in_words(rows: pd.DataFrame) -> str:
-    """`throughput is highest from 0.20 to 0.25, which do the same work (95 %: 0.15 to 0.30)`, of
-    rows of plots.memory_split; where that is the whole axis, that no peak is shown.
-    """
-    peak, same = peak_and_plateau(rows)
-    shares = rows.loc[rows["metric"] == "tokens_per_s", "llm_share"]
-    first, last = shares.min(), shares.max()
+    """Where throughput is highest, of rows of plots.memory_split; or that no peak is shown."""
+    speed, peak, same = read_split(rows)
+    first, last = speed.index[[0, -1]]
     if same["low"] <= first and last <= same["high"]:
         return f"no peak is shown: every share from {first:.2f} to {last:.2f} does the same work"
     if peak["low"] <= first and last <= peak["high"]:
@@ -160,29 +147,21 @@ def peak_in_words(rows: pd.DataFrame) -> str:
 
 
 def split_in_words(rows: pd.DataFrame) -> str:
-    """The peak in words, as a sentence, with its tokens/s and what the ends of the axis lose to
-    0.3.
-    """
-    peak, same = peak_and_plateau(rows)
-    speed = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
-    rate, base = speed["value"], nearest_to_thesis(speed.index)
-    first, last = rate.index[[0, -1]]
-    told = peak_in_words(rows)
+    """The peak as a sentence, with its tokens/s and what the ends of the axis lose to 0.3."""
+    speed, peak, same = read_split(rows)
+    rate, ends, told = speed["value"], speed.index[[0, -1]], peak_in_words(rows)
     told = told[0].upper() + told[1:]
-    if same["low"] <= first and last <= same["high"]:
+    alike, base = rate.loc[same["low"] : same["high"]], nearest_to_thesis(rate.index)
+    if len(alike) == len(rate):
         return f"{told}."
-    if peak["low"] <= first and last <= peak["high"]:
+    if peak["low"] <= ends[0] and ends[1] <= peak["high"]:
         return f"{told}: {rate.min():,.0f} to {rate.max():,.0f} generated tokens/s."
-    found = f"{told}: {rate.loc[same['low'] : same['high']].mean():,.0f} generated tokens/s"
-    ends = []
-    for end in (first, last):
-        if not same["low"] <= end <= same["high"]:
-            ratio, low, high = speed.loc[end, ["ratio", "ratio_low", "ratio_high"]].astype(float)
-            bounds = f" [{low - 1:+.1%}, {high - 1:+.1%}]" if math.isfinite(high - low) else ""
-            ends.append(
-                f"{rate[end]:,.0f} at {end:.2f} ({ratio - 1:+.1%}{bounds} against {base:.2f})"
-            )
-    return f"{found}; it is {' and '.join(ends)}."
+    lost = []
+    for end in ends.difference(alike.index):
+        ratio, low, high = speed.loc[end, ["ratio", "ratio_low", "ratio_high"]].astype(float)
+        bounds = f" [{low - 1:+.1%}, {high - 1:+.1%}]" if math.isfinite(high - low) else ""
+        lost.append(f"{rate[end]:,.0f} at {end:.2f} ({ratio - 1:+.1%}{bounds} against {base:.2f})")
+    return f"{told}: {alike.mean():,.0f} generated tokens/s; it is {' and '.join(lost)}."
 
 
 def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
@@ -228,9 +207,7 @@ def policy_or_size(sizes: pd.DataFrame) -> tuple[str, str]:
 
 
 def constant_claim(rows: pd.DataFrame) -> Claim:
-    """C2, of rows of plots.memory_parts. Holds where all but the KV of the engines that were built
-    is the same at every share, to 1 % of noise.
-    """
+    """C2, of rows of plots.memory_parts. Holds where built engines differ in KV alone, to 1 %."""
     fixed = rows[(rows["how"] == "measured") & (rows["part"] != "kv")]
     sizes = fixed.groupby(["model", "part"])["bytes"].agg(["min", "max"])
     change = float(((sizes["max"] - sizes["min"]) / sizes["max"].clip(lower=1)).max())
@@ -239,9 +216,7 @@ def constant_claim(rows: pd.DataFrame) -> Claim:
 
 
 def linear_claim(rows: pd.DataFrame) -> Claim:
-    """C3, of rows of plots.kv_blocks. Holds where every cache that was built is within one block of
-    what the formula gives.
-    """
+    """C3, of rows of plots.kv_blocks. Holds where built caches are within one block of the line."""
     built = rows[(rows["how"] == "measured") & (rows["kind"] == "built")]
     off = float((built["blocks"] - built["formula_blocks"]).abs().max())
     return _judged("C3", off <= 1, True, f"largest distance from the formula {off:.2f} blocks")
@@ -253,21 +228,18 @@ def eviction_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
 
     lost: rows of plots.lost_time; split: of plots.memory_split, with a column rung.
     """
-    first, last = peak_and_plateau(split)[1][["low", "high"]]
-    end = float(lost["llm_share"].max())
+    first, last = split.loc[split["metric"] == "same_work", ["low", "high"]].iloc[0]
+    end, same = float(lost["llm_share"].max()), f"{first:.2f} to {last:.2f}"
     if end <= last:
-        number = (
-            f"from {first:.2f} to {last:.2f} the work is the same, so nothing slows down at "
-            f"{end:.2f}"
-        )
+        number = f"from {same} the work is the same, so nothing slows down at {end:.2f}"
         return _judged("C4", False, False, number, f"the PRM's room at {end:.2f}")
     walls, part = lost.groupby("llm_share")["wall_s"].first(), recomputed_part(lost)[end]
     alike = walls.loc[first:last]
     low, high = (part * walls[end] / (walls[end] - wall) for wall in (alike.min(), alike.max()))
     more = walls[end] / alike.max() - 1, walls[end] / alike.min() - 1
     number = (
-        f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside {first:.2f} to {last:.2f}, "
-        f"which do the same work; recomputing what was evicted is {part:.0%} of its time there, "
+        f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside {same}, which do the same "
+        f"work; recomputing what was evicted is {part:.0%} of its time there, "
         f"{reach(low, high, '.0%')} of the slow-down"
     )
     is_exact = is_replayed(split["rung"].iloc[0])
@@ -315,9 +287,7 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
 
 
 def batching_claim(rows: pd.DataFrame) -> Claim:
-    """C7, of rows of plots.modifications. Holds where the whole interval of the gain is 1.5 times
-    or more, fails where below; where it is a loss, why.
-    """
+    """C7, of rows of plots.modifications, by the whole interval of the gain; of a loss, why."""
     gain = rows[(rows["metric"] == "gain") & (rows["setting"] == settings.BATCHED[1])].iloc[0]
     number = (
         f"{gain['value']:.2f} times the problems/min [{gain['low']:.2f}, {gain['high']:.2f}]; "
@@ -352,14 +322,12 @@ def _same_nodes_claim(*tables: pd.DataFrame) -> Claim:
     """C9, of rows of plots.optimisation and plots.modifications: over every split, policy,
     technique and modification but sampling to the end.
     """
-    parts = [rows.loc[rows["metric"] == "same", "value"] for rows in tables]
-    same, varied = pd.concat(parts), "split, policy and techniques"
-    varied += ", and of modifications" if all(map(len, parts)) else ""
-    number = f"all nodes are equal under all {len(same)} settings"
+    same = pd.concat([rows.loc[rows["metric"] == "same", "value"] for rows in tables])
+    equal = "all nodes are equal under all"
     if same.min() < 1:
-        least = f"{same.min():.2%} of nodes are equal under the least equal"
-        number = f"{least} of {len(same)} settings"
-    return _judged("C9", same.min() == 1, True, f"{number} of {varied}")
+        equal = f"{same.min():.2%} of nodes are equal under the least equal of"
+    number = f"{equal} {len(same)} settings of split, policy and techniques, and of modifications"
+    return _judged("C9", same.min() == 1, True, number)
 
 
 # -- strategies: which is best, and which others it is shown to beat --
@@ -429,9 +397,7 @@ NO_ROWS = "the figure has no rows of this pair of models"
 
 
 def claims_of_figures(folder: Path) -> list[Claim]:
-    """Every claim for each rung, as far as the rows of the figures in a folder tell it; where they
-    do not, that it was not tested, and why.
-    """
+    """Every claim for each rung, by the figures of a folder; or that it is not tested, and why."""
     names = " ".join(figures for _, _, figures in CLAIMS.values()).split()
     tables = {name: rows_with_rung(folder / f"{name}.parquet") for name in dict.fromkeys(names)}
     found, rungs = [], dict.fromkeys(at for rows in tables.values() for at in rows["rung"])
@@ -466,10 +432,9 @@ def rungs_in_words(split: pd.DataFrame) -> str:
     """
     rates, peaks = dict[str, pd.Series](), list[tuple[float, float]]()
     for at, rows in split.groupby("rung", sort=False):
-        peak, same = peak_and_plateau(rows)
-        rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"]
-        on_plateau = (same["low"] <= rate.index) & (rate.index <= same["high"])
-        rates[str(at)] = rate.mask(on_plateau, rate[on_plateau].mean()).round(6)
+        speed, peak, same = read_split(rows)
+        alike = speed.index.to_series().between(same["low"], same["high"])
+        rates[str(at)] = speed["value"].mask(alike, speed.loc[alike, "value"].mean()).round(6)
         peaks.append((peak["low"], peak["high"]))
     orders = pd.DataFrame(rates).corr("spearman").iloc[0]  # over the shares that both have
     (low, high), told = peaks[0], []
@@ -516,11 +481,8 @@ COMPARED = (
     ("tokens/s over the elastic policy's", "optimisation", "tokens_per_s", ("setting",)),
     ("tokens/s over the elastic policy's", "optimisation_replayed", "tokens_per_s", ("setting",)),
 )
-"""Numbers with intervals that other machines may have too: in words, figure, metric, and the
-columns that tell one from another, beside the pair of models.
-"""
-Bounds = dict[tuple[Any, ...], tuple[Any, Any, str]]
-"""Of each place in a table: low, high, and how both are told."""
+"""Numbers that other machines may have too: in words, figure, metric, keys beside the rung."""
+Bounds = dict[tuple[Any, ...], tuple[Any, Any, str]]  # by keys: low, high, and how both are told
 
 
 def against(figures: Path, committed: Path) -> list[str]:
@@ -542,11 +504,8 @@ def against(figures: Path, committed: Path) -> list[str]:
             parts = (_intervals(folder / f"{name}.parquet", metric, keys) for folder in folders)
             lines += _beside(f"{said} ({name})", *parts)
     for claims in map(claims_of_figures, folders):  # a verdict is an interval of its own
-        tested = (claim for claim in claims if claim.verdict != UNTESTED)
-        told = {
-            (c.key, c.rung): (c.verdict, c.verdict, f"{c.verdict} ({c.number})") for c in tested
-        }
-        tables.append(told)
+        tested = ((c, f"{c.verdict} ({c.number})") for c in claims if c.verdict != UNTESTED)
+        tables.append({(c.key, c.rung): (c.verdict, c.verdict, told) for c, told in tested})
     lines += _beside("verdicts of the claims", *tables)
     for where, only in (("here", here - there), ("committed", there - here)):
         lines += [f"Figures only {where}: {', '.join(sorted(only))}."] if only else []

@@ -1,7 +1,7 @@
 """The report: one page that needs nothing beside it, and its numbers and tables for LaTeX.
 
-The prose stands in report.html, a Jinja template, and quotes numbers by name. `named_numbers` reads
-each of them from the rows beside the figures; the page and numbers.tex are made of the same ones.
+The prose stands in report.html, a Jinja template, and quotes numbers by name. PARTS reads each of
+them from the rows beside the figures; the page and numbers.tex are made of the same ones.
 A part whose figures are not drawn, or lack what it tells, is left out.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jinja2
 import pandas as pd
@@ -37,9 +37,7 @@ PAIRS = {TINY: "tiny", RECORDED: "smol", REPLAYED: "far"}
 """The pairs of models as rows name them, and how the names of their numbers begin."""
 MEASURED_AND_THESIS = [pair for pair in PAIRS.items() if pair[0] != RECORDED]
 Named = dict[str, str]
-T = TypeVar("T")
-OF_REPLAY = r"replayed 1B.*\n.*?: (\d+ problems, \d+ seeds?)"
-"""What the note below a figure says was replayed of the thesis's pair."""
+OF_REPLAY = r"replayed 1B.*\n.*?: (\d+ problems, \d+ seeds?)"  # in the note below a figure
 FORM, BOUNDS = "{:.2f} ({:.2f} to {:.2f})", ["value", "low", "high"]
 
 
@@ -133,15 +131,18 @@ def memory_numbers(drawn: Drawn) -> Named:
 
 def split_numbers(drawn: Drawn) -> Named:
     """Where throughput is highest and how sure that is; of each pair, what its shares lose."""
-    rows, lost, found = drawn.rows("memory_split"), drawn.rows("lost_time"), Named()
-    peak, same = judged.peak_and_plateau(rows)
-    rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
+    lost, found = drawn.rows("lost_time"), Named()
+    rate, peak, same = judged.read_split(drawn.rows("memory_split"))
     alike = rate.loc[same["low"] : same["high"], "value"]
-    middle = settings.nearest_to_thesis(rate.index)
-    fall = set[str]()
+    middle, fall = settings.nearest_to_thesis(rate.index), set[str]()
     for rung, name in PAIRS.items():
-        fall |= falling(drawn.rows("memory_split", rung))
-        told = losses(drawn.rows("memory_split", rung), drawn.rows("lost_time", rung))
+        split = drawn.rows("memory_split", rung)
+        speed, _, own = judged.read_split(split)
+        loses = speed["ratio_high"].fillna(speed["ratio"]) < 1  # is shown to, against 0.3
+        loses.loc[own["low"] : own["high"]] = False
+        ends = zip(("the lower end", "the upper end"), loses.iloc[[0, -1]])
+        fall |= {end for end, is_slower in ends if is_slower}
+        told = losses(split, drawn.rows("lost_time", rung))
         found |= {f"{name}{key}": text for key, text in told.items()}
     for part in ("recomputed_evicted", "recomputed_partial", "bookkeeping"):
         spent = judged.recomputed_part(lost, part)[middle]
@@ -160,9 +161,8 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
     each end that is none loses to the thesis's share, in short (Lost) and with its interval and
     what the time goes into (Losses).
     """
-    rate: Any = split[split["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
-    same, short, lines = judged.peak_and_plateau(split)[1], list[str](), list[str]()
-    alike = rate.loc[same["low"] : same["high"]].index
+    rate, _, same = judged.read_split(split)
+    alike, short, lines = rate.loc[same["low"] : same["high"]].index, list[str](), list[str]()
     more: Any = lost.pivot_table("seconds", "llm_share", "part", aggfunc="sum").fillna(0.0)
     base = settings.nearest_to_thesis(rate.index)
     more -= more.loc[base]
@@ -179,15 +179,6 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
     told = {"Equal": judged.listed(alike), "Lost": " and ".join(short), "Losses": ", ".join(lines)}
     told = {key: text or "nothing" for key, text in told.items()}
     return told | {"Peak": judged.peak_in_words(split)}
-
-
-def falling(split: pd.DataFrame) -> set[str]:
-    """The ends at which one pair is shown to lose to the thesis's share."""
-    rate: Any = split[split["metric"] == "tokens_per_s"].sort_values("llm_share")
-    low, high = judged.peak_and_plateau(split)[1][["low", "high"]]
-    loses = rate["ratio_high"].fillna(rate["ratio"]) < 1
-    loses &= ~rate["llm_share"].between(low, high)
-    return {end for end, at in (("the lower end", 0), ("the upper end", -1)) if loses.iloc[at]}
 
 
 def cache_numbers(drawn: Drawn) -> Named:
@@ -223,11 +214,10 @@ def batch_numbers(drawn: Drawn) -> Named:
     found = Named()
     for (rung, name), model in product(MEASURED_AND_THESIS, ("llm", "prm")):
         rows = drawn.rows(f"{model}_batch", rung)
-        done = rows[rows["status"] == "finished"]
-        rates = done.pivot_table("steps_per_s", "max_num_seqs", "kind", aggfunc="max")
-        ends, own = rates[settings.CONTINUOUS].dropna(), f"{name}{model.capitalize()}"
-        few, many = ends.index[[0, -1]]
-        found[f"{own}Seqs"] = f"{ends.iloc[-1] / ends.iloc[0]:.1f} times from {few} to {many}"
+        done = rows[(rows["status"] == "finished") & (rows["kind"] == settings.CONTINUOUS)]
+        best = done.groupby("max_num_seqs")["steps_per_s"].max()
+        (few, slow), (many, fast) = best.iloc[[0, -1]].items()
+        found[f"{name}{model.capitalize()}Seqs"] = f"{fast / slow:.1f} times from {few} to {many}"
     rows = drawn.rows("balance")
     busy = rows[rows["metric"] == "steps_per_busy_s"]
     last = busy[busy["llm_share"] == busy["llm_share"].max()]
@@ -254,15 +244,14 @@ def ablation_numbers(drawn: Drawn) -> Named:
     slower = [c.rung for c in drawn.claims if c.key == "C7" and judged.OUT_OF_STEP in c.number]
     told_slower = f"on {judged.listed(map(judged.pair_in_words, slower), '')}: {judged.OUT_OF_STEP}"
     left = [settings.MODIFICATIONS[key].said for key in tried[0] if key not in tried[1]]
-    every = f"{len(tried[1])} of the {len(tried[0])}"
     (depth,) = (c.number for c in drawn.claims if (c.key, c.rung) == ("C8", TINY))
     return found | {
         "helping": judged.listed([settings.MODIFICATIONS[key].said for key in gains], ""),
         "ablationProblems": f"{told['plan']['num_problems']}",
         "ablationSeeds": counted(told["plan"]["num_seeds"], "seed"),
-        "farTried": f"{every}, all but {judged.listed(left, '')}," if left else "the same together",
+        "farTried": f"{len(tried[1])} of the {len(tried[0])}, all but {judged.listed(left, '')},",
         "farAblationProblems": drawn.said("modifications", OF_REPLAY),
-        "ablationInFlight": f"{told['plan'].get('in_flight', told['min_problem_batch'])}",
+        "ablationInFlight": f"{told['min_problem_batch']}",
         "batchingSlows": told_slower if slower else "on no pair",
         "depthTold": depth.partition("; hardly")[0],
     }
@@ -306,9 +295,8 @@ def policy_numbers(drawn: Drawn) -> Named:
     held, size = _at_thesis(parts)["bytes"].sum(), drawn.said("optimisation", r"W = ([\d.]+ \w+)")
     same = rows.loc[rows["metric"] == "same", "value"] == 1
     plan = drawn.parameters("optimisation")["plan"]
-    seeds = counted(plan["num_seeds"], "seed")
     return found | {
-        "policySearch": f"{plan['num_problems']} problems, {seeds}",
+        "policySearch": f"{plan['num_problems']} problems, {counted(plan['num_seeds'], 'seed')}",
         "farPolicySearch": drawn.said("optimisation_replayed", OF_REPLAY),
         "tried": judged.listed(shares.index, "g"),
         "bestTried": f"{shares.idxmax():g}{edge}",
@@ -368,12 +356,9 @@ def missing_numbers(drawn: Drawn) -> Named:
 
 
 def claim_numbers(drawn: Drawn) -> Named:
-    """Of which claims the verdict differs from pair to pair, whether these agree on the split, and
-    how far that was chosen.
-    """
-    tested = [claim for claim in drawn.claims if claim.verdict != judged.UNTESTED]
-    words = {(claim.key, spoken(claim).split()[0]) for claim in tested}  # holds, fails, depends
-    keys = [key for key in judged.CLAIMS if sum(key == own for own, _ in words) > 1]
+    """Which verdicts differ from pair to pair; whether the pairs agree, how far by choice."""
+    found = {(c.key, c.verdict) for c in drawn.claims if c.verdict != judged.UNTESTED}
+    keys = [key for key in judged.CLAIMS if sum(key == own for own, _ in found) > 1]
     differ = [f"{judged.CLAIMS[key][0]} ({key})" for key in keys]
     split = pd.read_parquet(drawn.folder / "memory_split.parquet")
     return {
@@ -401,7 +386,7 @@ def spoken_of_pairs(claims: Iterable[judged.Claim]) -> str:
     return "; ".join(f"on {' and '.join(names)} it {text}" for text, names in pairs.items())
 
 
-PARTS: dict[str, Callable[[Drawn], Named]] = {
+PARTS: dict[str, Callable[[Drawn], Named]] = {  # of the page: what reads the numbers told there
     "setting": setting_numbers,
     "memory": memory_numbers,
     "split": split_numbers,
@@ -414,16 +399,10 @@ PARTS: dict[str, Callable[[Drawn], Named]] = {
     "missing": missing_numbers,
     "claims": claim_numbers,
 }
-"""Parts of the page, and what reads the numbers that are told there."""
 
 
-def named_numbers(drawn: Drawn) -> dict[str, Named]:
-    """The numbers by part and name."""
-    return _drawn_only(PARTS, drawn)
-
-
-def _drawn_only(makers: Mapping[str, Callable[[Drawn], T]], drawn: Drawn) -> dict[str, T]:
-    """What each makes of the figures, left out where these are not drawn or did not all run."""
+def made_of(drawn: Drawn, makers: Mapping[str, Callable[[Drawn], Any]]) -> dict[str, Any]:
+    """What PARTS or TABLES make of the figures, without those whose figures are not all drawn."""
     found = {}
     for name, make in makers.items():
         with suppress(LookupError, FileNotFoundError):  # what did not run has no rows
@@ -502,7 +481,7 @@ def technique_table(drawn: Drawn) -> pd.DataFrame:
 
 def verdict_table(drawn: Drawn) -> pd.DataFrame:
     """The verdict on each claim, a column a pair of models."""
-    rows = judged.claims_table(drawn.claims).assign(verdict=[*map(spoken, drawn.claims)])
+    rows = pd.DataFrame(drawn.claims).assign(verdict=[*map(spoken, drawn.claims)])
     wide = rows.pivot(index=["key", "text"], columns="rung", values="verdict")
     wide = wide.rename(columns=judged.PAIRS).rename_axis(columns=None).reset_index()
     return wide.rename(columns=HEADS)
@@ -516,10 +495,10 @@ def missing_table(drawn: Drawn) -> pd.DataFrame:
 
 def claims_table(drawn: Drawn) -> pd.DataFrame:
     """Every claim on every pair."""
-    return judged.claims_table(drawn.claims).replace(judged.PAIRS).rename(columns=HEADS)
+    return pd.DataFrame(drawn.claims).replace(judged.PAIRS).rename(columns=HEADS)
 
 
-TABLES: dict[str, Callable[[Drawn], pd.DataFrame]] = {
+TABLES: dict[str, Callable[[Drawn], pd.DataFrame]] = {  # by the names of their files
     "models": models_table,
     "claims": claims_table,
     "setting": setting_table,
@@ -531,22 +510,14 @@ TABLES: dict[str, Callable[[Drawn], pd.DataFrame]] = {
 }
 
 
-def tables(drawn: Drawn) -> dict[str, pd.DataFrame]:
-    """Those whose figures are drawn, by the names of their files."""
-    return _drawn_only(TABLES, drawn)
-
-
 WIDTHS = {
     "memory_parts": (0.11, 0.21, 0.11, 0.18, 0.16, 0.11),
     "verdicts": (0.04, 0.27, 0.2, 0.2, 0.2),
     "claims": (0.04, 0.19, 0.13, 0.38, 0.16),
     "missing_values": (0.135, 0.11, 0.12, 0.12, 0.11, 0.11, 0.195),
 }
-"""Columns of tables whose texts are longer than a line, as parts of the text's width; the rest lies
-between them.
-"""
-LONG = ("claims", "missing_values")
-"""Tables of several pages, which no float can hold."""
+"""Columns of tables with long texts, as parts of the text's width; the rest lies between them."""
+LONG = ("claims", "missing_values")  # tables of several pages, which no float can hold
 
 
 def booktabs(name: str, table: pd.DataFrame) -> str:
@@ -623,38 +594,35 @@ are set otherwise as well.
 
 def page(drawn: Drawn, numbers: Mapping[str, Named]) -> str:
     """The report as one HTML page: images within it, nothing loaded."""
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
-    shown = {
-        name: table.to_html(index=False, border=0, classes="data")
-        for name, table in tables(drawn).items()
-    }
+    template = jinja2.Template(TEMPLATE.read_text("utf-8"), undefined=jinja2.StrictUndefined)
+    how: Any = {"index": False, "border": 0, "classes": "data"}
+    shown = {name: table.to_html(**how) for name, table in made_of(drawn, TABLES).items()}
     quoted = {n: html.escape(text) for own in numbers.values() for n, text in own.items()}
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     first = {c.key: spoken(c) for c in reversed(drawn.claims)}  # of the first pair
     of_pairs = {k: spoken_of_pairs(c for c in drawn.claims if c.key == k) for k in judged.CLAIMS}
-    more = {
-        "told": numbers,
-        "figure": partial(drawn.image, numbers=count(1)),
-        "parameters": drawn.parameters,
-        "table": shown,
-        "verdict": dict.fromkeys(judged.CLAIMS, "") | first,
-        "verdicts": of_pairs,
-    }
-    return template.render(quoted, **more)
+    return template.render(
+        quoted,
+        told=numbers,
+        figure=partial(drawn.image, numbers=count(1)),
+        parameters=drawn.parameters,
+        table=shown,
+        verdict=dict.fromkeys(judged.CLAIMS, "") | first,
+        verdicts=of_pairs,
+    )
 
 
 def write_report(figures: Path) -> Path:
     """The page of a folder's figures, beside them; of the project's own in reports/, with the
     claims, the numbers and the tables. Returns the page.
     """
-    drawn, root = Drawn(figures), project_root()
-    numbers = named_numbers(drawn)
-    content = {"study.html": page(drawn, numbers).encode()}
-    if figures != root / "figures":
-        write_together(figures, content)
-        return figures / "study.html"
-    texts = {f"{name}.tex": booktabs(name, table) for name, table in tables(drawn).items()}
-    texts["claims.md"] = claims_page(drawn)
-    texts["numbers.tex"] = numbers_tex(numbers)
-    write_together(root / "reports", content | {n: text.encode() for n, text in texts.items()})
-    return root / "reports" / "study.html"
+    drawn, place = Drawn(figures), figures
+    numbers = made_of(drawn, PARTS)
+    texts = {"study.html": page(drawn, numbers)}
+    if figures == project_root() / "figures":
+        place = figures.with_name("reports")
+        own = {name: booktabs(name, table) for name, table in made_of(drawn, TABLES).items()}
+        own["numbers"] = numbers_tex(numbers)
+        texts |= {f"{name}.tex": text for name, text in own.items()}
+        texts["claims.md"] = claims_page(drawn)
+    write_together(place, {name: text.encode() for name, text in texts.items()})
+    return place / "study.html"

@@ -36,8 +36,7 @@ MEASURED, COMPUTED = "measured", "computed"
 PARTS = ("weights", "activations_longest", "activations_limits", "other", "kv")
 BUILT = {name: name for name in ("weights", "other", "kv")} | {"activations_limits": "activations"}
 """Parts that the row of an engine that was built has, and what they are called there."""
-GRID = tuple(np.round(np.arange(0.005, 0.7, 0.005), 3))
-"""Shares at which the formula's line of blocks is drawn."""
+GRID = tuple(np.round(np.arange(0.005, 0.7, 0.005), 3))  # shares of the formula's line of blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +195,10 @@ def block_count_rows(study: MemoryStudy) -> pd.DataFrame:
 
 def memory_provenance(study: MemoryStudy) -> str:
     """What stands on both figures: what was built where, and what was computed."""
-    sizes = []
-    for pair in study.pairs:
-        outside = "" if pair.config.activations_in_total else ", activations outside it"
-        sizes.append(format_size(parse_size(pair.config.total_memory)) + outside)
     here, far = study.config, study.computed.config
-    what = f"total memory {sizes[0]}; both engines built at {len(study.runs)} shares"
+    sizes = [format_size(parse_size(each.total_memory)) for each in (here, far)]
+    outside = "" if here.activations_in_total else ", activations outside it"
+    what = f"total memory {sizes[0]}{outside}; both engines built at {len(study.runs)} shares"
     names = ", ".join(name.removeprefix("dummy:") for name in (far.llm, far.prm))
     requests = f"requests of up to {far.max_model_len:,} tokens"
     computed = f"Computed: {names}, {far.dtype}, {sizes[1]}, {requests}."

@@ -33,21 +33,27 @@ from workbench.replay.workload import Assumptions, drawn_engine
 LOW, HIGH = EVERY_SHARE[0], EVERY_SHARE[-1]
 ASKED = Question(total="40GiB")
 FIGURE, TAKEN = "sensitivity", "taken"
-SECONDS_OF_A_BEAM = 1.5e-4
-"""Roughly what one core takes to replay one step of one beam of a search."""
+SECONDS_OF_A_BEAM = 1.5e-4  # roughly what one core takes to replay one step of one beam
 SURVIVES, DEPENDS, UNTRIED = "survives", "depends on it", "not replayed: it does not fit"
 PCIE_BYTES_PER_S = {"a100-40": 32e9, "a100-80": 32e9, "h100": 64e9, "h200": 64e9, "l40s": 32e9,
                     "rtx-4090": 32e9}  # fmt: skip
 """To the host, one way, nominal: PCIe 4.0 or 5.0 with 16 lanes, as NVIDIA's data sheets have it."""
 
 
+class FixedPRM(Pair):
+    """A pair whose PRM has half of the memory, whatever the LLM's share is."""
+
+    def blocks(self, share: float) -> tuple[int, int]:
+        """The LLM's at its share, the PRM's at a half."""
+        return super().blocks(share)[0], super().blocks(0.5)[1]
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One way to set a value; what is not named is as taken.
 
-    asked: fields of Question; assumed: of Assumptions; seed: of the drawn search; need: width and
-    activations, as Need.of takes them; prm_is_fixed: to a half, whatever the LLM has; rounds: of
-    the search.
+    asked: fields of Question; assumed: of Assumptions; seed, rounds: of the drawn search; need:
+    width and activations, as Need.of takes them; pair: what is replayed.
     """
 
     label: str
@@ -55,7 +61,7 @@ class Setting:
     assumed: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
     need: Mapping[str, Any] = field(default_factory=dict)
-    prm_is_fixed: bool = False
+    pair: type[Pair] = Pair
     rounds: int | None = None
 
 
@@ -74,14 +80,10 @@ def as_text(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def asks(name: str, *others: Any, of: str = "") -> tuple[Setting, ...]:
-    """Settings of one field of Question, each labelled with its value."""
-    return tuple(Setting(f"{as_text(each)}{of}", {name: each}) for each in others)
-
-
-def assumes(name: str, *others: float, of: str) -> tuple[Setting, ...]:
-    """Settings of one field of Assumptions, each labelled with its value behind `of`."""
-    return tuple(Setting(f"{of}{each:g}", assumed={name: each}) for each in others)
+def set_to(name: str, *values: Any, said: str = "{:,}") -> tuple[Setting, ...]:
+    """Settings of one field of Question or Assumptions to each of these, labelled as is said."""
+    of = "asked" if hasattr(ASKED, name) else "assumed"
+    return tuple(Setting(said.format(v), **dict[str, Any]({of: {name: v}})) for v in values)
 
 
 SWAP, WHOSE = "preempted requests", "whose share"
@@ -107,10 +109,10 @@ def values() -> tuple[Value, ...]:
         Value("problems in flight", "a minimum batch, no number",
               both("min_problem_batch"),
               f"their beams are {beams / asked.max_num_seqs:g} times max_num_seqs on both scales",
-              asks("in_flight", 12, 24, 96)),
+              set_to("in_flight", 12, 24, 96)),
         Value("GPU", "not named", "this machine (tiny), an A100's 40 GiB (thesis scale)",
               "0.08 to 0.5 is feasible in 40 to 48 GiB",
-              (*asks("device", "h100", of=", 40 GiB"),
+              (Setting("h100, 40 GiB", {"device": "h100"}),
                Setting("l40s, 48 GiB", {"device": "l40s", "total": "48GiB"}),
                Setting("a100-80, 72 GiB", {"device": "a100-80", "total": "72GiB"}),
                Setting("h100, 72 GiB", {"device": "h100", "total": "72GiB"}),
@@ -119,32 +121,32 @@ def values() -> tuple[Value, ...]:
               "8B weights cannot fit in 0.08"),
         Value("the PRM's remainder", "not stated", "all the LLM does not have",
               "nothing else runs on the device",
-              (Setting("always 0.5", prm_is_fixed=True),)),
+              (Setting("always 0.5", pair=FixedPRM),)),
         Value("n", "beam width of four only", both("n"),
-              "with n = 4 one survivor is left and there is no tree", asks("n", 4, 8, 64)),
-        Value("beam width", "four", both("beam_width"), "the thesis's", asks("beam_width", 2, 8)),
+              "with n = 4 one survivor is left and there is no tree", set_to("n", 4, 8, 64)),
+        Value("beam width", "four", both("beam_width"), "the thesis's", set_to("beam_width", 2, 8)),
         Value("temperature, top_p", "not stated", f"{tiny.temperature}, {tiny.top_p}",
               "search-and-learn's; replayed by how steps differ in length and siblings agree",
-              (*assumes("step_spread", 0.34, 1.0, of="step spread "),
-               *assumes("twins", 0.2, of="alike siblings "))),
+              (*set_to("step_spread", 0.34, 1.0, said="step spread {:g}"),
+               *set_to("twins", 0.2, said="alike siblings {:g}"))),
         Value("tokens per step", "not stated",
               f"at most {both('max_step_tokens')}; median {assumed.step_tokens:g} (thesis scale)",
               "no step may be cut by the limit; SmolLM2's median on MATH-500",
-              assumes("step_tokens", 20.0, 80.0, of="median ")),
+              set_to("step_tokens", 20.0, 80.0, said="median {:g}")),
         Value("solution length", "not stated", f"{assumed.length_ratio:g} times the reference's",
               "a small model writes out small steps",
               (Setting("the reference's", assumed={"length_ratio": 1.0}),
                Setting("3 times", assumed={"length_ratio": 3.0}))),
         Value("max_num_seqs", "not stated", both("max_num_seqs"),
               f"{asked.max_num_seqs // asked.n} problems of n = {asked.n} decode together",
-              asks("max_num_seqs", 64, 128, 512)),
+              set_to("max_num_seqs", 64, 128, 512)),
         Value("max_num_batched_tokens", "not stated", both("max_num_batched_tokens"),
               "vLLM's order of magnitude; decodes never wait",
-              asks("max_num_batched_tokens", 512, 2048, 16384)),
+              set_to("max_num_batched_tokens", 512, 2048, 16384)),
         Value("block size", "16 (vLLM)", both("block_size"), "vLLM's default",
-              asks("block_size", 8, 32)),
+              set_to("block_size", 8, 32)),
         Value("max_model_len", "not stated", both("max_model_len"), "the longest solution fits",
-              asks("max_model_len", 8192)),
+              set_to("max_model_len", 8192)),
         Value("dtype", "not stated", both("dtype"), "bf16 has no exact kernels on a CPU",
               (Setting("8 bit, products in 16", need={"width": 1}),
                Setting("float32", need={"width": 4}))),
@@ -165,14 +167,6 @@ def values() -> tuple[Value, ...]:
 # -- rows: one a replay, and one a setting --
 
 
-class FixedPRM(Pair):
-    """A pair whose PRM has half of the memory, whatever the LLM's share is."""
-
-    def blocks(self, share: float) -> tuple[int, int]:
-        """The LLM's at its share, the PRM's at a half."""
-        return super().blocks(share)[0], super().blocks(0.5)[1]
-
-
 @dataclass(frozen=True, slots=True)
 class Base:
     """What all settings are compared with. rounds: replayed of a search, two a step; replays:
@@ -188,8 +182,7 @@ class Base:
         asked = replace(self.asked, **setting.asked)
         rounds = setting.rounds or self.rounds
         drawn = asked.drawn(rounds // 2, setting.seed, Assumptions(**setting.assumed))
-        kind = FixedPRM if setting.prm_is_fixed else Pair
-        pair = kind(asked, drawn, **setting.need)
+        pair = setting.pair(asked, drawn, **setting.need)
         pair.rounds = rounds
         return pair
 
@@ -222,23 +215,21 @@ class Base:
         of both models, out and in, each where that is less. A bound: the bus is never idle, the
         host has room for all.
         """
-        pair, taken = self.pair(Setting("taken")), taken[taken["what"] == SHARE]
-        steps = [s for problem in pair.answers.recording.problems for s in problem.steps]
-        tokens = sum(len(step.tokens) for step in steps)
+        taken = taken[taken["what"] == SHARE]
+        problems = self.pair(Setting(TAKEN)).answers.recording.problems
+        tokens = sum(len(step.tokens) for problem in problems for step in problem.steps)
         seconds = tokens / taken["tokens_per_s"]
-        for role, need in zip(ROLES, pair.needs):
-            compute, move = token_seconds(ModelWork.of(need.engine), self.asked.device)
-            seconds += taken[f"{role}_computed_again"] * (min(compute, move) - compute)
+        times: Any = token_times(self.asked).set_index(["device", "model"]).loc[self.asked.device]
+        saved = 1e-6 * (times["recompute_us"] - times["swap_us"]).clip(lower=0)
+        for role in ROLES:
+            seconds -= taken[f"{role}_computed_again"] * saved[role]
         where = {"value": SWAP, "setting": "swap (arithmetic)"}
         return summary(taken.assign(tokens_per_s=tokens / seconds)).assign(**where)
 
     @classmethod
-    def of(
-        cls, asked: Mapping[str, Any], rounds: int | None = None, replays: int | None = None
-    ) -> Base:
+    def of(cls, asked: Mapping[str, Any], rounds: int | None, replays: int | None) -> Base:
         """What is compared with, with some fields of its question set otherwise; None: as usual."""
-        own = overridden({"rounds": rounds, "replays": replays})
-        return cls(replace(ASKED, **asked), **own)
+        return cls(replace(ASKED, **asked), **overridden({"rounds": rounds, "replays": replays}))
 
     def replays_left(self, profile: str, wanted: Sequence[str] | None = None) -> list[float]:
         """Rough seconds of each replay that the rows take; none where those that are committed are
@@ -253,14 +244,11 @@ class Base:
             seconds += [each] * (self.replays + 1)  # of shares, and with memory without limit
         return seconds
 
-    def rows(
-        self, wanted: Sequence[str] | None = None, backend: Backend | None = None
-    ) -> pd.DataFrame:
+    def rows(self, wanted: Sequence[str] | None = None) -> pd.DataFrame:
         """Rows of plots.sensitivity: what is taken, then every other setting of the values wanted
-        (default: all). backend: of the replays; None: the usual. ConfigError for a name of none.
+        (default: all). ConfigError for a name of none.
         """
-        calls = [(self, *each) for each in _tried(wanted)]
-        parts = (backend or Backend.usual()).map(Base.replayed, calls)
+        parts = Backend.usual().map(Base.replayed, [(self, *each) for each in _tried(wanted)])
         if not wanted or SWAP in wanted:
             parts.append(self.swapped(parts[0]))
         return pd.concat(parts, ignore_index=True)
@@ -279,9 +267,7 @@ class Base:
 
 
 def _tried(wanted: Sequence[str] | None) -> list[tuple[str, Setting]]:
-    """What is taken, then the other settings of the values of these names, all where none is given;
-    each with its value's name. ConfigError for a name of none.
-    """
+    """What is taken, then the settings tried of these values (None: all); with a value's name."""
     known = {value.name: value.tried for value in values()}
     require_known(wanted or (), list(known), "The study", "missing value")
     others = [(name, setting) for name in wanted or known for setting in known[name]]
@@ -310,30 +296,21 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def token_times(asked: Question) -> pd.DataFrame:
-    """Of every device preset: microseconds to compute a token's KV again and to swap it out and in,
-    a row a model and device.
-    """
+    """Microseconds to compute a token's KV again, and to swap it out and in, on every preset."""
     rows = []
     for role, device in product(ROLES, PRESETS):
         work = ModelWork.of(drawn_engine(getattr(asked, role)))
-        compute, move = (1e6 * each for each in token_seconds(work, device))
+        compute = 1e6 * (work.flops_of_one[0] / PRESETS[device].flops_per_s)
+        move = 1e6 * (2 * work.kv_bytes_per_token / PCIE_BYTES_PER_S[device])
         rows.append({"model": role, "device": device, "recompute_us": compute, "swap_us": move})
     return pd.DataFrame(rows)
-
-
-def token_seconds(work: ModelWork, device: str) -> tuple[float, float]:
-    """Seconds to compute a token's KV again, and to move it to the host and back."""
-    compute = work.flops_of_one[0] / PRESETS[device].flops_per_s
-    return compute, 2 * work.kv_bytes_per_token / PCIE_BYTES_PER_S[device]
 
 
 # -- what the rows say of each value --
 
 
 def stored(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows and record of the figure in a folder, else the committed ones. RunStoreError where
-    neither has any.
-    """
+    """Rows and record of the figure in a folder, else the committed ones; else RunStoreError."""
     for place in (folder, project_root() / "figures"):
         if place is not None and (file := place / f"{FIGURE}.parquet").is_file():
             record = file.with_suffix(".json").read_text(encoding="utf-8")
