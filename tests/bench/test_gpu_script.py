@@ -1,7 +1,5 @@
 """`.ci/gpu` tells what ran, what failed and what was skipped; here with a fake interpreter."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GPT-2 through the whole engine: tokens of `transformers`, its files as they are published."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -36,7 +34,7 @@ MERGES = (("Ġ", "t"), ("h", "e"), ("Ġt", "he"))
 TEXT = "the thé\n<|endoftext|>"
 
 
-def save_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
+def save_tokenizer(folder: Path):
     """A byte-level BPE of three merges, in the two files of an older GPT-2; the peer's copy."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [chr(256 + k) for k in range(256 - len(shown))]

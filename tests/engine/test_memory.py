@@ -1,7 +1,5 @@
 """Budgets become blocks by the published formula; too small ones are refused with numbers."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import replace

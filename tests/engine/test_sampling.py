@@ -1,7 +1,5 @@
 """From logits to tokens: the noise, the sampler's distribution, and when a sequence stops."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import fields, replace
 

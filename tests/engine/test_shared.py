@@ -3,8 +3,6 @@
 On a GPU the same laws hold in each precision, over compiled kernels, graphs and two streams.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 from collections import Counter

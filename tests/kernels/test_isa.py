@@ -1,7 +1,5 @@
 """Instruction sets: inner loops keep their sums in registers, and every set gives the same bits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Kernels compute what the plain torch reference computes; the CPU's each row by itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

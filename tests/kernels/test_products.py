@@ -1,7 +1,5 @@
 """Products with packed weights: right, exact in every form, and each row by itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

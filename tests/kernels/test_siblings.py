@@ -1,7 +1,5 @@
 """Single rows that begin with the same blocks attend to them together, and nobody can tell."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

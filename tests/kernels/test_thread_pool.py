@@ -1,7 +1,5 @@
 """Every piece of a kernel is worked on once, and kept kernels that are damaged cost a warning."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 import threading

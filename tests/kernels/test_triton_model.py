@@ -1,7 +1,5 @@
 """A whole model over the Triton kernels says what it says over the CPU's, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the Triton kernels do not take is refused by name; without triton plain torch serves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The lists that attention is launched over: every row and position once, shared spans shared."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")

@@ -1,7 +1,5 @@
 """A GGUF file gives the model it was made of, or nothing: every fault has its own error."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from itertools import product

@@ -1,7 +1,5 @@
 """A GGUF file's tokenizer gives the ids of the tokenizer.json that the file was made of."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Weights load whole or not at all: every way a model can be wrong has its own clear error."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

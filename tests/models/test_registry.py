@@ -3,8 +3,6 @@
 A download that broke off is taken up again, and what stopped one is told apart.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Each PRM format writes what its model was trained on, step by step, and is found by its model."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

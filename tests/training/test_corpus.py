@@ -1,7 +1,5 @@
 """Guards the corpus of the embedded models: true labels, stated slips, nothing held out in it."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from itertools import islice, pairwise

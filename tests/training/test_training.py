@@ -1,7 +1,5 @@
 """Guards the training set-up: template laws, targets in place, a widening that loses nothing."""
 
-from __future__ import annotations
-
 import random
 from itertools import islice, pairwise
 
