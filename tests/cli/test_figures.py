@@ -179,9 +179,7 @@ def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, monkeypatch,
     assert "3 of 4 runs (failed: split-0.300-seed0)" in provenance_of(broken)
 
 
-def test_figures_of_a_folder_of_their_own_are_told_beside_the_committed_ones(
-    broken, monkeypatch, tmp_path, capsys
-):
+def test_figures_of_ones_own_are_told_beside_committed_ones(broken, monkeypatch, tmp_path, capsys):
     """Of the committed ones themselves nothing is, until others are drawn over them."""
     for place in ("figures", "mine"):
         (tmp_path / place).mkdir()

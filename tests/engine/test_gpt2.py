@@ -84,9 +84,7 @@ def test_greedy_tokens_equal_transformers(saved: tuple[Path, torch.nn.Module]) -
     check_greedy(peer, prompts(), answers["roomy"])
 
 
-def test_other_names_shapes_and_an_output_of_its_own(
-    saved: tuple[Path, torch.nn.Module], tmp_path: Path
-) -> None:
+def test_other_names_shapes_and_an_output_of_its_own(saved, tmp_path) -> None:
     """As the hub has GPT-2: no prefix, masks beside the weights; an untied head; a narrow MLP."""
     folder, _ = saved
     tensors = load_file(folder / "model.safetensors").items()

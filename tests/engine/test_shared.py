@@ -148,9 +148,7 @@ def test_a_cache_of_its_own_can_be_resized_while_requests_run() -> None:
         ({"arena_name": "llm"}, "no model 'llm'"),
     ],
 )
-def test_an_engine_that_does_not_fit_its_arena_is_refused(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_an_engine_that_does_not_fit_its_arena_is_refused(settings, message) -> None:
     """Guards the promise of a floor, and blocks read as another model's."""
     with pytest.raises(ConfigError, match=message):
         Engine(LLM, arena=make_arena(), **{**LIMITS, **settings})

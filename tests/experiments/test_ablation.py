@@ -144,9 +144,7 @@ def test_c8_is_a_rule_over_the_accuracy_gained_at_the_greatest_limit():
     assert more.verdict == "fails"
 
 
-def test_its_slow_settings_disturb_neither_comparison_nor_forecast_and_its_home_is_its_own(
-    study, root
-):
+def test_slow_settings_disturb_neither_comparison_nor_forecast_and_its_home_is_its_own(study, root):
     assert compare(root, root).identical
     assert not preview(CONFIG, root).measured_before
     assert figures_home(study) == profile_figures("quick-changed")

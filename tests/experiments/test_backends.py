@@ -158,9 +158,7 @@ def importable(monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_replays_on_a_ray_cluster_of_two_nodes_are_those_of_here(
-    here, tmp_path, monkeypatch, importable
-) -> None:
+def test_replays_on_a_ray_cluster_are_those_here(here, tmp_path, monkeypatch, importable) -> None:
     """Also where workers die in the middle."""
     ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'workbench[ray]'")
     from ray.cluster_utils import Cluster

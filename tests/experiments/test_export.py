@@ -81,9 +81,7 @@ def test_an_equal_figure_keeps_its_images_and_another_is_drawn_anew(tmp_path, mo
     assert after[0] == before[0] and after[1] != before[1]
 
 
-def test_without_a_browser_page_rows_and_record_are_written_and_the_rest_is_said(
-    tmp_path, no_browser
-):
+def test_without_a_browser_page_rows_and_record_are_written_and_the_rest_said(tmp_path, no_browser):
     (tmp_path / "memory_split.svg").write_text("old")
     saved = save_figure(drawn(), synthetic.split_rows(), "memory_split", tmp_path, PARAMETERS)
     assert set(saved.endings) == {".html", ".parquet", ".json"}

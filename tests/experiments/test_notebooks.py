@@ -52,9 +52,7 @@ def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_pa
         notebook_files(None, tmp_path / "nowhere")
 
 
-def test_parameters_reach_the_notebook_its_progress_is_text_and_an_old_failure_goes(
-    tmp_path, monkeypatch
-):
+def test_parameters_reach_a_notebook_progress_is_text_an_old_failure_goes(tmp_path, monkeypatch):
     monkeypatch.setenv("PLOTLY_RENDERER", "browser")
     monkeypatch.delenv("TQDM_MININTERVAL", raising=False)
     (tmp_path / "out").mkdir()

@@ -265,9 +265,7 @@ def test_the_first_screen_tells_the_story_of_these_rows_and_no_other(tmp_path, c
         (0.95, 0.95, 0.95, "neither policy nor size matters"),
     ],
 )
-def test_misses_beyond_the_optimums_are_the_policys_and_the_optimums_own_the_sizes(
-    lru, optimum, replay, said
-) -> None:
+def test_misses_beyond_an_optimum_are_policys_its_own_the_sizes(lru, optimum, replay, said) -> None:
     """Below the size that the order of calls needs, what a whole search misses is the size's."""
     hits = {"lru": (lru, 0.95), "optimum": (optimum, 0.95)}
     rows = [

@@ -54,9 +54,7 @@ def weights(product: Linear) -> torch.Tensor:
         ({MIDDLE: torch.ones(95, 64)}, r"up_proj.* shape \[95, 64\]; its config says \[96, 64\]"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(
-    tmp_path: Path, tensors: Tensors, edit: dict[str, torch.Tensor | None], message: str
-) -> None:
+def test_tensors_that_do_not_fit_are_named(tmp_path, tensors, edit, message) -> None:
     """But not a tensor that follows from the config, as old files have it."""
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
     load_model(save(tmp_path, tensors))
@@ -83,9 +81,7 @@ def test_a_file_that_is_truncated_missing_or_no_json_is_named(folder: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_tensor_with_one_number_that_is_not_finite_is_named(
-    tmp_path: Path, tensors: Tensors, dtype: torch.dtype
-) -> None:
+def test_a_tensor_with_one_number_that_is_not_finite_is_named(tmp_path, tensors, dtype) -> None:
     """One damaged number anywhere is seen before the model runs, whatever the file's dtype."""
     for bad in (float("nan"), float("inf"), -float("inf")):
         damaged = {name: tensor.to(dtype) for name, tensor in tensors.items()}
@@ -94,9 +90,7 @@ def test_a_tensor_with_one_number_that_is_not_finite_is_named(
             load_model(save(tmp_path, damaged))
 
 
-def test_shards_give_the_same_model(
-    folder: Path, tensors: Tensors, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_shards_give_the_same_model(folder, tensors, tmp_path_factory) -> None:
     other, names = tmp_path_factory.mktemp("shards"), sorted(tensors)
     parts = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
     for file, part in parts.items():
@@ -123,9 +117,7 @@ def test_half_precision_files_compute_in_float32(tmp_path: Path, tensors: Tensor
         load_model(name, dtype="int8")
 
 
-def test_fingerprints_follow_the_weights_and_a_dummy_needs_only_the_config(
-    folder: Path, tensors: Tensors
-) -> None:
+def test_fingerprints_follow_the_weights_and_a_dummy_needs_only_the_config(folder, tensors) -> None:
     before = load_model(str(folder)).fingerprint
     assert load_model(str(folder)).fingerprint == before
     assert load_model(save(folder, tensors | {MIDDLE: 2 * tensors[MIDDLE]})).fingerprint != before
@@ -148,9 +140,7 @@ def test_tied_weights_are_held_once(folder: Path, tmp_path: Path, tensors: Tenso
     assert model.weight_bytes == model.spec.weight_bytes(4) + model.spec.table_bytes(4)
 
 
-def test_a_model_larger_than_memory_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_larger_than_memory_is_refused(folder, monkeypatch) -> None:
     """Before weights are read, real or dummy, with what is needed, there and missing."""
     monkeypatch.setattr("workbench.models.loading.available_memory", lambda: 20_000)
     monkeypatch.delattr("workbench.models.loading.FolderWeights.read")  # none is read

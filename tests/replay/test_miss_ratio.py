@@ -109,9 +109,7 @@ def test_a_real_search_is_near_the_manager_at_every_size(measured) -> None:
         assert curve["hit_ratio"].iloc[-1] > curve["hit_ratio"].iloc[1]
 
 
-def test_the_sizes_of_a_curve_reach_from_what_does_not_fit_to_where_nothing_is_evicted(
-    measured,
-) -> None:
+def test_sizes_reach_from_what_does_not_fit_to_where_nothing_is_evicted(measured) -> None:
     for calls in calls_of(measured, **ROOMY):
         curve = miss_ratio(calls, curve_sizes(calls, 8))
         assert not curve["fits"].iloc[0]

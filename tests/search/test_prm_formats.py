@@ -81,9 +81,7 @@ def test_the_law_of_growing_inputs(prm_of, name, steps, other):
     ("name", "mark", "columns"),
     [("qwen2.5-math-prm", "<extra_0>", (1, 0)), ("math-shepherd", "ки", None)],
 )
-def test_the_input_is_the_model_cards_text_cut_at_each_mark(
-    prm_of, tokenizers, name, mark, columns
-):
+def test_the_input_is_the_model_card_text_cut_at_each_mark(prm_of, tokenizers, name, mark, columns):
     """The cards tokenise the whole: a chat with <extra_0> after each step, or a text with "ки".
 
     The verdict of a good step comes first.
