@@ -121,9 +121,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
     ],
 )
 def test_a_dry_run_says_what_would_take_how_long(options, said, unsaid, calls, tmp_path, capsys):
-    """A notebook with runs beside the sweep's, or with replays, is announced with them; nothing is
-    run.
-    """
+    """Runs and replays beside the sweep's are announced with its own; nothing is run."""
     assert main(["figures", *options, "--dry-run", "--runs", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert all(text in shown for text in said)

@@ -402,9 +402,8 @@ ALL = (*SEARCH, *FILES, "/contextlib.py")
     ids=["one, once a line", "two, once a line", "two"],
 )
 def test_faults_in_a_search_leave_nothing_in_its_engines(shared, faults, files, once) -> None:
-    """One at any line, or two in a row, the second mostly while the first is seen to, in engines,
-    arena or search: nothing waits or is in use, the laws hold, each engine records to what it did
-    before, and the same search comes to the same.
+    """One at any line, or two in a row, the second mostly while the first is seen to: nothing waits
+    or is in use, the laws hold, engines record to what they did, the same search comes to the same.
     """
     own, both = recorders(shared), 0
     expected = searched(*shared).play().tree["token_ids"].tolist()

@@ -1,6 +1,4 @@
-"""RemoteEngine against our own server, and against small ones of each kind: as they answer by
-their documentation, and down, slow or wrong.
-"""
+"""RemoteEngine against our own server, and small ones of each kind: sound, down, slow or wrong."""
 
 import json
 import shutil

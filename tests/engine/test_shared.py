@@ -170,9 +170,7 @@ def test_an_engine_that_could_not_be_made_leaves_its_name(monkeypatch) -> None:
 
 
 def test_two_engines_of_one_name_are_refused_while_both_live() -> None:
-    """A name is free again once its engine is gone, whoever shares its weights, and what its
-    requests held, too.
-    """
+    """Once one is gone its name and what it held are free, whoever shares its weights."""
     arena, engines = shared()
     other = Engine(LLM, weights=engines[0].weights, num_blocks=24, **LIMITS)
     with pytest.raises(ConfigError, match="already; give each its own name"):

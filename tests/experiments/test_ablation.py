@@ -96,9 +96,7 @@ def test_sampling_to_the_end_is_paired_at_every_limit(study):
 
 
 def test_nodes_are_compared_token_by_token(study, tmp_path):
-    """A changed token and a changed score are each found twice: against the setting before and
-    the one after.
-    """
+    """A changed token and score are found twice each: against the settings before and after."""
 
     def changed(spec):
         found = fake_run(spec)

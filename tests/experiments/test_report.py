@@ -171,9 +171,7 @@ def test_values_that_the_thesis_gives_are_not_counted_as_open(drawn) -> None:
 
 @pytest.mark.parametrize("where", ["left out", "below captions", "in a list"])
 def test_a_small_article_of_all_numbers_tables_and_figures_compiles(tmp_path, drawn, where) -> None:
-    """A plain one of 11 pt, where nothing runs out of the text or off the page; with the README's
-    lines for what was measured, too. Braces and special characters are checked without a TeX.
-    """
+    """Nothing runs out of a plain one of 11 pt; braces and characters are checked without TeX."""
     tables, macros = list(report.tables(drawn)), report.named_numbers(drawn).values()
     for name in (*tables, "numbers"):
         text = (REPORTS / f"{name}.tex").read_text()
@@ -285,9 +283,7 @@ def test_the_page_says_of_policy_and_size_what_notebook_06_finds_in_the_rows(dra
 
 
 def split_folder(place: Path, shares=(0.2, 0.3, 0.5), end=0.8, peak=(0.3, 0.3), **told) -> Path:
-    """Figures of one memory split: tokens/s at the shares, `end` of those at 0.3 at the last, give
-    or take 0.02; the interval of the peak; and what else it was made with.
-    """
+    """Figures of a split: tokens/s at the shares, +- 0.02, `end` at the last; and its settings."""
     rows = pd.DataFrame({"llm_share": shares, "metric": "tokens_per_s", "value": 1.0})
     rows["ratio"] = [*(1.0 for _ in shares[1:]), end]
     rows = rows.assign(ratio_low=rows["ratio"] - 0.02, ratio_high=rows["ratio"] + 0.02)

@@ -301,9 +301,7 @@ def test_problems_without_a_level_are_one(pair):
 
 
 def test_replays_are_compared_without_what_they_have_not(pair):
-    """They answer nothing and sample no node, so neither accuracy nor sameness is told; nor is it
-    where one side alone was measured.
-    """
+    """They answer and sample nothing: neither accuracy nor sameness is told, of one side either."""
     for folder in pair:
         edit(folder, "problems", lambda problems: problems.drop(columns=["correct", "iterations"]))
         (folder / "nodes.parquet").unlink()

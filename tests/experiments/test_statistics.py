@@ -221,9 +221,7 @@ def test_a_paired_ratio_is_one_of_equal_work_and_else_of_its_seconds():
 
 
 def test_every_share_has_its_paired_ratio_to_a_third_of_the_memory():
-    """The split's main number: exactly 1 where both models did the same work, on every row of a
-    share; the nearest share where 0.3 was not run.
-    """
+    """Exactly 1 where both did the same work, on every row; to the nearest share without 0.3."""
     sweep = Noisy(noise=0.01, slow_end=2.0)
     rows = views.split_rows(sweep)
     columns = ["ratio", "ratio_low", "ratio_high"]

@@ -77,10 +77,7 @@ def steps(
     losses: tuple[float, float] = (0.0, 0.0),
     preempted: dict[int, int] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Splits of 64 pages after each step.
-
-    gains: of the two models up to then; losses: in each step; preempted: step -> which model was.
-    """
+    """Splits of 64 pages after each step; gains: up to then; preempted: step -> which model was."""
     policy.split([32, 32])
     splits, readmissions = [], [0, 0]
     for number, pair in enumerate(gains):

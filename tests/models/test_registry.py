@@ -146,10 +146,7 @@ INDEX = json.dumps({"weight_map": {"a.weight": SHARDS[0], "b.weight": SHARDS[1]}
 
 @pytest.fixture
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A snapshot in a cache as the hub's library lays it out, its config and first shard there.
-
-    What is not found in it would be fetched, and there is no network.
-    """
+    """In a cache as the hub lays it out: config and first shard; the rest would be fetched."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     model, commit = tmp_path / "models--owner--name", "0123456789" * 4
     snapshot = model / "snapshots" / commit

@@ -82,10 +82,7 @@ def test_the_law_of_growing_inputs(prm_of, name, steps, other):
     [("qwen2.5-math-prm", "<extra_0>", (1, 0)), ("math-shepherd", "ки", None)],
 )
 def test_the_input_is_the_model_card_text_cut_at_each_mark(prm_of, tokenizers, name, mark, columns):
-    """The cards tokenise the whole: a chat with <extra_0> after each step, or a text with "ки".
-
-    The verdict of a good step comes first.
-    """
+    """The whole tokenised, with <extra_0> or "ки" after each step; a good verdict comes first."""
     tokenizer, steps = tokenizers[name], [step.strip() for step in STEPS]
     if name == "math-shepherd":
         text = "What is 2 + 3? " + " ки\n".join(steps) + " ки"

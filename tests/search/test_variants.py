@@ -265,9 +265,7 @@ def test_dvts(seed, ends, levels, aggregation, n, max_depth, beam_width):
 
 
 def judged_ahead(canned, n, beam_width, max_depth, lookahead):
-    """What is sampled and votes where beams are judged by their first child's first child; what
-    a survivor has is not sampled again.
-    """
+    """Beams are judged by their first child's first child; what is sampled once stays."""
     sampled, voting, known, survivors = [], [], set(), [()]
 
     def sample(paths):

@@ -76,9 +76,7 @@ def test_a_seed_gives_the_engine_s_own_tokens(client, engine):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings_end_the_text_before_them(client, engine, stream):
-    """The text ends where the first stop string begins, and a stream never shows a part of one; a
-    stop id is no part of the text either.
-    """
+    """The text ends where the first begins; no stream shows a part; a stop id is no text either."""
 
     def said(**more):
         asked = {"model": SOLVER, "messages": CHAT, "temperature": 0, **more}
@@ -144,9 +142,7 @@ def test_models_tokens_and_states(service, client):
 
 
 def test_metrics_mean_what_vllm_s_mean():
-    """A preempted request waits, and is counted when it is; a token is when it is sampled, whatever
-    becomes of its request.
-    """
+    """A preempted request waits and is counted then, a token when sampled, whatever comes of it."""
     shape = block_shape(SOLVER, max_model_len=SMALL["max_model_len"])
     least = shape.floor_blocks * shape.block_bytes  # of one request, and too little for two
     with running((f"{SOLVER}={least * 5 // 4}",)) as service:
@@ -297,9 +293,7 @@ def test_heavy_work_is_not_the_event_loop_s(service, monkeypatch):
 
 
 def test_keys_deadlines_and_a_full_queue():
-    """401, 504 with the blocks freed, 503 whatever n is; a stream that is late ends with the
-    client's error.
-    """
+    """401, 504 with blocks freed, 503 whatever n is; a late stream ends with the client's error."""
     with running((SOLVER,), api_key="secret", max_queue=0) as service:
         url = f"{service.url}/v1"
         with pytest.raises(openai.AuthenticationError) as wrong:

@@ -1,6 +1,4 @@
-"""The law of the server: whatever clients, clocks and steps do, each request ends once, and nothing
-of it is left.
-"""
+"""The server's law: whatever clients, clocks and steps do, each request ends once, wholly."""
 
 import asyncio
 import json
