@@ -61,11 +61,10 @@ def peer_model(folder: Path, **changes: object) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+def saved(root: Path) -> tuple[Path, torch.nn.Module]:
     """Folder of a model and `transformers`' copy of it."""
-    folder = tmp_path_factory.mktemp("gpt2")
-    save_tokenizer(folder)
-    return folder, peer_model(folder)
+    save_tokenizer(root)
+    return root, peer_model(root)
 
 
 def prompts() -> list[list[int]]:

@@ -391,17 +391,16 @@ def test_scores_that_are_no_probabilities_are_refused(scores):
 
 
 @pytest.fixture(scope="module")
-def with_value_head(tmp_path_factory):
+def with_value_head(root):
     """A folder of the solver's tokenizer and config, which says it has a value head."""
     from workbench.models.registry import EMBEDDED
 
-    folder = tmp_path_factory.mktemp("valued")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(EMBEDDED / SOLVER / name, folder)
-    config = json.loads((folder / "config.json").read_text())
+        shutil.copy(EMBEDDED / SOLVER / name, root)
+    config = json.loads((root / "config.json").read_text())
     config["architectures"] = ["Qwen2ForProcessRewardModel"]
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+    (root / "config.json").write_text(json.dumps(config))
+    return str(root)
 
 
 def refused(error, said, kind, about=(), **how):

@@ -38,11 +38,6 @@ def fake_run(spec):
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("ablation")
-
-
-@pytest.fixture(scope="module")
 def study(root):
     return run_study(CONFIG, RUNS, root, execute=one_by_one(fake_run), **HOW)
 

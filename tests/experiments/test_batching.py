@@ -35,11 +35,6 @@ def fake_cell(spec):
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
 def study(root):
     return run_batches(CONFIG, PLAN, root, execute=fake_cell, progress=False)
 

@@ -183,13 +183,8 @@ FEW = {"num_problems": 2, "n": 4, "max_depth": 4, "shares": [0.08, 0.5]}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("replayed")
-
-
-@pytest.fixture(scope="module")
-def replayed(folder):
-    return run_replayed(execute.replayed_config("quick", **FEW), folder)
+def replayed(root):
+    return run_replayed(execute.replayed_config("quick", **FEW), root)
 
 
 def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) -> None:
@@ -206,12 +201,12 @@ def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) 
     assert "simulated NVIDIA A100 40 GB" in text
 
 
-def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(folder) -> None:
+def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(root) -> None:
     """Guards that what is replayed of SmolLM2 is what a measured run of the same settings does."""
     config = execute.recorded_config("quick", shares=(0.08, 0.3))
     recording = load_recording(config.problems)
     assert sweep_problems(config) == [each.problem for each in recording.problems]
-    study = run_replayed(config, folder, progress=False)
+    study = run_replayed(config, root, progress=False)
     steps = sum(len(step.tokens) for each in recording.problems for step in each.steps)
     assert study.runs["sampled_tokens"].tolist() == [steps, steps]
     fits = [feasibility(settings.RunSpec(config, share, 0)) for share in config.shares]
@@ -226,11 +221,11 @@ def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(folder)
     assert "a recorded search's" in provenance_of(study)
 
 
-def test_what_a_replay_tells_of_the_ablation_is_its_speed(folder) -> None:
+def test_what_a_replay_tells_of_the_ablation_is_its_speed(root) -> None:
     """Guards C7 at the thesis's scale: a queue is waited in, and nothing is sampled to an end."""
     config = execute.replayed_config("quick", **FEW | {"min_problem_batch": 2})
     plan = settings.replayed_ablation(config)
-    study = run_ablation_replayed(config, plan, folder, progress=False)
+    study = run_ablation_replayed(config, plan, root, progress=False)
     assert set(study.all_runs["status"]) == {"finished"}
     rows = views.ablation_rows(study)
     assert not set(rows["metric"]) & {"accuracy", "finishes", "stops"}
@@ -242,11 +237,11 @@ def test_what_a_replay_tells_of_the_ablation_is_its_speed(folder) -> None:
         execute.replayed_run(PRESETS["a100-40"], asked)
 
 
-def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(folder) -> None:
+def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(root) -> None:
     """Guards W first, every policy, no forgetting; and that more memory is no slower."""
     config = execute.replayed_config("quick", **FEW)
     plan = settings.replayed_policies(config, settings.PolicyPlan(9, 5, (2.0, 4.0), (0.3,)))
-    study = run_policies_replayed(config, plan, folder, progress=False)
+    study = run_policies_replayed(config, plan, root, progress=False)
     assert not study.all_runs["forget_pruned"].any()
     assert not (study.all_runs["technique"] == "forget_pruned").any()
     need, runs = working_set_of(study.all_runs), study.runs.set_index("setting")
@@ -308,11 +303,11 @@ def test_another_device_or_replay_is_another_run() -> None:
     assert len({execute.replay_identity(*each) for each in others}) == 3
 
 
-def test_runs_are_found_again_and_not_mixed_up(replayed, folder) -> None:
+def test_runs_are_found_again_and_not_mixed_up(replayed, root) -> None:
     """The same question finds the stored runs; another device is another run."""
-    again = run_replayed(execute.replayed_config("quick", **FEW), folder)
+    again = run_replayed(execute.replayed_config("quick", **FEW), root)
     assert again.folders == replayed.folders
-    other = run_replayed(execute.replayed_config("quick", **FEW), folder, "h100")
+    other = run_replayed(execute.replayed_config("quick", **FEW), root, "h100")
     assert not set(other.folders) & set(replayed.folders)
     assert len(load_runs([*again.folders, *other.folders])) == 4
     assert other.runs["wall_s"].max() < replayed.runs["wall_s"].min()

@@ -23,10 +23,9 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
-def chat(tokenizer, tmp_path_factory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    corpus.save_tokenizer(tokenizer, folder)
-    return Tokenizer.from_folder(folder)
+def chat(tokenizer, root) -> Tokenizer:
+    corpus.save_tokenizer(tokenizer, root)
+    return Tokenizer.from_folder(root)
 
 
 def test_digits_signs_and_step_ends_are_single_tokens_and_any_text_comes_back(tokenizer):
