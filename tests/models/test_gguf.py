@@ -42,7 +42,7 @@ def values(part: Any) -> np.ndarray:
     return part.dequantise() if isinstance(part, Quantised) else part.float().numpy()
 
 
-def refused(path: Path, message: str) -> None:
+def refused(path: Path | str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load_model(str(path))
 
