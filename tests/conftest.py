@@ -50,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all tests of a file, as tmp_path is one for each."""
+    return tmp_path_factory.mktemp("root")
+
+
 def printed(program: str, **variables: str) -> str:
     """What a program prints in a process of its own, begun at the root of the tree."""
     root, command = Path(__file__).parent.parent, [sys.executable, "-c", program]

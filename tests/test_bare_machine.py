@@ -1,6 +1,4 @@
-"""With torch, triton, transformers, pandas and pyarrow a machine runs an engine, the benchmarks of
-kernels and engine, and the re-enactment; tests need pytest and numba.
-"""
+"""torch, triton, transformers, pandas, pyarrow run an engine, its benchmarks and re-enactment."""
 
 import re
 

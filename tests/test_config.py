@@ -77,9 +77,7 @@ def test_a_bad_value_says_what_is_allowed(kind, settings, complaint):
         (SamplingParams, "stop", (3,), "a list of texts"),
     ],
 )
-def test_a_value_of_another_type_is_refused_by_name_with_what_is_allowed(
-    kind, name, given, allowed
-):
+def test_values_of_another_type_are_refused_with_what_is_allowed(kind, name, given, allowed):
     with pytest.raises(ConfigError) as raised:
         kind(**{name: given})
     assert str(raised.value) == f"{kind.__name__}.{name} is {given!r}; allowed: {allowed}."

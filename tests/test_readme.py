@@ -178,10 +178,7 @@ RATIOS = (
 
 
 def committed(name: str) -> bytes | None:
-    """A file as it was committed last: what a user has drawn since is not the README's matter.
-
-    Where this is no checkout, or this program writes the README anew, the file as it is.
-    """
+    """A file as last committed; as it is in no checkout, or when the README is written anew."""
     told = subprocess.run(["git", "show", f"HEAD:{name}"], cwd=ROOT, capture_output=True)
     if told.returncode == 0 and __name__ != "__main__":
         return told.stdout
@@ -227,9 +224,7 @@ def number(value: float, unit: str) -> str:
 
 
 def shown(row: dict[str, Any]) -> str:
-    """The value of a row: of errors in per cent, of what holds or does not yes or no; why there is
-    none.
-    """
+    """The value of a row: errors in per cent, what holds or does not yes or no; or why none."""
     if row["value"] is None:
         return str(row["unit"])
     if row["name"].startswith(("throughput_mean", "throughput_worst", "measured_spread")):
@@ -297,9 +292,7 @@ def heading(found: dict[str, Any]) -> str:
 
 
 def found_rows(found: dict[str, Any], keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """A record's rows by key; KEY*: the peer's fastest variant. Without those of peers that were
-    not installed, and what a record made earlier or broken off has not.
-    """
+    """Rows by key; KEY*: the peer's fastest; without absent peers and what was broken off."""
     rows = {row["name"]: row for row in found["rows"]}
     for key in (key for key in keys if key.endswith("*")):
         variants = [row for name, row in rows.items() if name.startswith(key[:-1])]
@@ -310,9 +303,7 @@ def found_rows(found: dict[str, Any], keys: Iterable[str]) -> dict[str, dict[str
 
 
 def table(name: str, found: dict[str, Any], every: bool = False) -> list[str]:
-    """One record as a heading and a Markdown table, a line for each row that the README shows, or
-    for every row, by its name where it has no label.
-    """
+    """A record as heading and Markdown table: the rows that the README shows, or every one."""
     mode, rows = found["mode"], {row["name"]: row for row in found["rows"]}
     lines = [heading(found), "", "| | value | compared with | spread |", "|---|---|---|---|"]
     labels = LABELS.get(name, {})
@@ -331,9 +322,7 @@ def table(name: str, found: dict[str, Any], every: bool = False) -> list[str]:
 
 
 def grid(name: str, found: dict[str, Any]) -> list[str]:
-    """One record as its heading and a Markdown grid; columns of peers that were not installed are
-    left out.
-    """
+    """One record as its heading and a Markdown grid, without columns of absent peers."""
     works, columns = GRIDS[name]
     keys = {key.format(work).strip("=") for work in works for key in columns.values()}
     rows = found_rows(
@@ -363,9 +352,7 @@ def grid(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def mark(found: dict[str, Any]) -> str:
-    """A record's commit, in bold why it does not stand for the committed sources, and how often a
-    part was measured again.
-    """
+    """A record's commit, in bold why it does not stand, how often a part was measured again."""
     written = __name__ == "__main__" or not git(ROOT, "rev-parse", "HEAD")
     words = [f"commit {(found['git']['commit'] or 'unknown')[:12]}"]
     words += [f"**{doubt}**" for doubt in doubts(found, None if written else "HEAD")]
@@ -590,8 +577,8 @@ def test_the_gain_of_beam_search_stands_beside_its_fair_baseline() -> None:
 
 
 def test_spreads_are_told_as_what_they_are() -> None:
-    """Least and most of what was paired in turns, both ends of two repeats, an interval, ± of many;
-    nothing of one repeat, of three, or of a record made before there were turns.
+    """Least and most of paired turns, both ends of two repeats, ± of many; nothing of one or three,
+    or of a record made before there were turns.
     """
     two = asdict(median_row("decode_b1", [11.8, 12.2], "tokens/s", peer="a", peers=[10.0, 10.0]))
     assert within(two) == "(1.18-1.22)" and between(two, "engine_smollm2") == "1.18-1.22 (ratio)"

@@ -1,7 +1,5 @@
 """The engine benchmark, on a CPU and as on a GPU: rows by name, ceilings, peers that drop out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Notebook 13's rows: what is counted is exact, contenders differ in one thing, nothing is lost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

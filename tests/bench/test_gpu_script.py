@@ -1,7 +1,5 @@
 """`.ci/gpu` tells what ran, what failed and what was skipped; here with a fake interpreter."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -25,9 +23,7 @@ esac
 
 
 def run_script(tmp_path: Path, **settings: object) -> tuple[int, str, list[str], set[str]]:
-    """Status, standard error, calls and files of the script, with an interpreter whose tests,
-    benchmarks and GPU end as they are told to.
-    """
+    """Status, standard error, calls and files of the script; its interpreter ends as it is told."""
     python, calls, out = (tmp_path / name for name in ("python", "calls", "out"))
     python.write_text(FAKE)
     python.chmod(0o755)

@@ -1,7 +1,5 @@
 """The benchmark of the GPU's kernels runs through, with tiny sizes, where there is no GPU too."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Notebook 12's rows: every request is served, and the server's own count is Little's law's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

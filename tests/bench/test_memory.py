@@ -16,10 +16,9 @@ PLAN = PolicyPlan(3, 2, (0.5, 2.0), (0.08, 0.2, 0.3), 0, repeats=0)
 
 
 @pytest.fixture(scope="module")
-def studies(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
+def studies(root):
     given = {"execute": policy_fakes.execute, "progress": False}
-    return [run_policies(policy_fakes.CONFIG, PLAN, folder / str(k), **given) for k in range(2)]
+    return [run_policies(policy_fakes.CONFIG, PLAN, root / str(k), **given) for k in range(2)]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Re-enacted searches: real engines compute, and the tree and every event are the recorded ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -139,9 +139,7 @@ def test_a_peer_that_answered_nothing_has_no_ratio() -> None:
 
 
 def test_arrivals_and_parts() -> None:
-    """Poisson arrivals where no server is: all lost, in their time; unknown parts are refused, and
-    what is no number of clients.
-    """
+    """Poisson arrivals where no server is: all lost, in their time; wrong parts are refused."""
     url = "http://127.0.0.1:9"
     answers = asyncio.run(serve.load(url, [{"prompt": [1]}] * 20, 1, 200.0, 0))
     assert [answer.status for answer in answers] == [0] * 20

@@ -29,9 +29,7 @@ def test_searches_that_are_disturbed_all_the_time_break_nothing(workload, monkey
 
 
 @pytest.mark.parametrize("what", ["law", "node"])
-def test_what_is_broken_is_counted_told_and_no_success(
-    workload, what, monkeypatch, tmp_path, capsys
-) -> None:
+def test_what_is_broken_is_counted_and_told(workload, what, monkeypatch, tmp_path, capsys) -> None:
     """The record has the count, the message the first of it and the seed; the status is not 0."""
     monkeypatch.setattr(soak, "SEEDS", 1)
     monkeypatch.setattr(soak, "make_workload", lambda *_, **__: workload)

@@ -122,9 +122,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
     ],
 )
 def test_a_dry_run_says_what_would_take_how_long(options, said, unsaid, calls, tmp_path, capsys):
-    """A notebook with runs beside the sweep's, or with replays, is announced with them; nothing is
-    run.
-    """
+    """Runs and replays beside the sweep's are announced with its own; nothing is run."""
     assert main(["figures", *options, "--dry-run", "--runs", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert all(text in shown for text in said)
@@ -180,9 +178,7 @@ def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, monkeypatch,
     assert "3 of 4 runs (failed: split-0.300-seed0)" in provenance_of(broken)
 
 
-def test_figures_of_a_folder_of_their_own_are_told_beside_the_committed_ones(
-    broken, monkeypatch, tmp_path, capsys
-):
+def test_figures_of_ones_own_are_told_beside_committed_ones(broken, monkeypatch, tmp_path, capsys):
     """Of the committed ones themselves nothing is, until others are drawn over them."""
     for place in ("figures", "mine"):
         (tmp_path / place).mkdir()

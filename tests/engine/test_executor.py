@@ -1,7 +1,5 @@
 """The executor computes the rows that a plan asks for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """GPT-2 through the whole engine: tokens of `transformers`, its files as they are published."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -36,7 +34,7 @@ MERGES = (("Ġ", "t"), ("h", "e"), ("Ġt", "he"))
 TEXT = "the thé\n<|endoftext|>"
 
 
-def save_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
+def save_tokenizer(folder: Path):
     """A byte-level BPE of three merges, in the two files of an older GPT-2; the peer's copy."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [chr(256 + k) for k in range(256 - len(shown))]
@@ -63,11 +61,10 @@ def peer_model(folder: Path, **changes: object) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+def saved(root: Path) -> tuple[Path, torch.nn.Module]:
     """Folder of a model and `transformers`' copy of it."""
-    folder = tmp_path_factory.mktemp("gpt2")
-    save_tokenizer(folder)
-    return folder, peer_model(folder)
+    save_tokenizer(root)
+    return root, peer_model(root)
 
 
 def prompts() -> list[list[int]]:
@@ -86,9 +83,7 @@ def test_greedy_tokens_equal_transformers(saved: tuple[Path, torch.nn.Module]) -
     check_greedy(peer, prompts(), answers["roomy"])
 
 
-def test_other_names_shapes_and_an_output_of_its_own(
-    saved: tuple[Path, torch.nn.Module], tmp_path: Path
-) -> None:
+def test_other_names_shapes_and_an_output_of_its_own(saved, tmp_path) -> None:
     """As the hub has GPT-2: no prefix, masks beside the weights; an untied head; a narrow MLP."""
     folder, _ = saved
     tensors = load_file(folder / "model.safetensors").items()

@@ -15,9 +15,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("batch_invariant", [True, False], ids=["invariant", "fast"])
 def test_the_mode_chooses_the_kernels(batch_invariant: bool) -> None:
-    """Fixed tiles or the fastest; the engine's name for its arithmetic says which. Its steps are
-    graphs, after those of the profiling pass are gone.
-    """
+    """Fixed tiles or the fastest, as its arithmetic's name says; steps are graphs."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*no CUDA graph")
         engine = Engine("tiny-solver", num_blocks=64, max_model_len=64, device="cuda",

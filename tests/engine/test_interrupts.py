@@ -301,9 +301,7 @@ def test_memory_that_runs_out_is_told_by_the_call(small_model, call, place, monk
     assert CALLS[call](engine) == expected
 
 
-def test_of_prompts_that_are_refused_none_is_queued_and_nothing_is_computed_again(
-    small_model,
-) -> None:
+def test_of_prompts_that_are_refused_none_is_queued_and_nothing_computed_again(small_model) -> None:
     """The second one of a list: the first is gone, and what runs goes on where it was."""
     engine = alone(small_model)[0]
     others = only(engine, started(engine))
@@ -344,9 +342,7 @@ def test_what_is_no_token_is_refused_before_anything_is_forgotten(small_model) -
 
 
 @pytest.mark.parametrize("make", [alone, in_arena])
-def test_a_stream_that_garbage_collection_closes_within_a_step(
-    small_model, make, monkeypatch
-) -> None:
+def test_a_stream_that_garbage_collection_closes_in_a_step(small_model, make, monkeypatch) -> None:
     """It is in a cycle, and the collector runs whenever it likes: its request is dropped later."""
     engines = make(small_model)
     first, last = engines[0], engines[-1]
@@ -406,9 +402,8 @@ ALL = (*SEARCH, *FILES, "/contextlib.py")
     ids=["one, once a line", "two, once a line", "two"],
 )
 def test_faults_in_a_search_leave_nothing_in_its_engines(shared, faults, files, once) -> None:
-    """One at any line, or two in a row, the second mostly while the first is seen to, in engines,
-    arena or search: nothing waits or is in use, the laws hold, each engine records to what it did
-    before, and the same search comes to the same.
+    """One at any line, or two in a row, the second mostly while the first is seen to: nothing waits
+    or is in use, the laws hold, engines record to what they did, the same search comes to the same.
     """
     own, both = recorders(shared), 0
     expected = searched(*shared).play().tree["token_ids"].tolist()

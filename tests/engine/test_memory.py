@@ -1,9 +1,6 @@
 """Budgets become blocks by the published formula; too small ones are refused with numbers."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -204,9 +201,7 @@ def failed(*_: object, **__: object) -> None:
         ("engine.Executor", full, "weights .* MiB, activations .* KiB, KV .* KiB, free 1.0 GiB"),
     ],
 )
-def test_a_device_that_runs_out_is_told_with_numbers(
-    where: str, fails: Callable[..., None], parts: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_runs_out_is_told_with_numbers(where, fails, parts, monkeypatch) -> None:
     """While activations are measured, or buffers taken: what is known by then, and what to do."""
     monkeypatch.setattr("workbench.engine.memory.measure_activations", lambda *_: 1 << 19)
     monkeypatch.setattr("workbench.engine.memory.free_memory", lambda _: 1 << 30)

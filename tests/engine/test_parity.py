@@ -88,10 +88,7 @@ def check_greedy(peer, prompts, answers, most: int = 1) -> None:
 
 
 def check_cuts(peer, model: str, cuts, texts: list[str], new: int, most: int = 1) -> Engine:
-    """The first cut's tokens are the peer's, and every other cut's are the first one's.
-
-    Returns the last cut's engine.
-    """
+    """The first cut's tokens are the peer's, all others its own. Returns the last cut's engine."""
     params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
     answers = []
     for cut, settings in cuts.items():

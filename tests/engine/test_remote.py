@@ -1,6 +1,4 @@
-"""RemoteEngine against our own server, and against small ones of each kind: as they answer by
-their documentation, and down, slow or wrong.
-"""
+"""RemoteEngine against our own server, and small ones of each kind: sound, down, slow or wrong."""
 
 import json
 import shutil
@@ -15,11 +13,19 @@ import pytest
 from tests.engine.conftest import search
 from tests.serving.conftest import SMALL, require_idle, running
 from workbench import Engine, RemoteEngine, SamplingParams
+from workbench.engine.remote import PROBE
 from workbench.errors import ConfigError, ModelError, PromptError, RemoteError
+from workbench.models.registry import EMBEDDED
+from workbench.tokenizer import Tokenizer
 
 SOLVER, JUDGE = "tiny-solver", "tiny-prm"
 PROMPT = "Compute 7-3+12."
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr("workbench.engine.remote.FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +140,7 @@ def test_a_closed_engine_says_so(service):
 
 # -- servers that fail --
 
+PROBED = Tokenizer.from_folder(EMBEDDED / SOLVER).encode(PROBE, add_special_tokens=False)
 FOUR = SamplingParams(temperature=0, max_tokens=4)
 OWNERS = {"vllm": "vllm", "llama.cpp": "llamacpp", "sglang": "sglang"}
 KINDS = list(OWNERS)
@@ -184,7 +191,7 @@ class Fake:
             return self.about[path]
         if path == "/tokenize":
             asked = "content" if self.kind == "llama.cpp" else "prompt"
-            return {"tokens": self.tokens if asked in body else []}
+            return {"tokens": PROBED if asked in body else []}
         self.paths.append(path)
         self.bodies.append(body)
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
@@ -224,15 +231,9 @@ def served(fake, **how):
         def log_message(self, *args):
             pass
 
-    from workbench.engine.remote import PROBE
-    from workbench.models.registry import EMBEDDED
-    from workbench.tokenizer import Tokenizer
-
-    ours = Tokenizer.from_folder(EMBEDDED / SOLVER)
-    fake.tokens = ours.encode(PROBE, add_special_tokens=False)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # its end is seen so soon
     thread.start()
     try:
         url = f"http://127.0.0.1:{server.server_port}"
@@ -393,17 +394,14 @@ def test_scores_that_are_no_probabilities_are_refused(scores):
 
 
 @pytest.fixture(scope="module")
-def with_value_head(tmp_path_factory):
+def with_value_head(root):
     """A folder of the solver's tokenizer and config, which says it has a value head."""
-    from workbench.models.registry import EMBEDDED
-
-    folder = tmp_path_factory.mktemp("valued")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(EMBEDDED / SOLVER / name, folder)
-    config = json.loads((folder / "config.json").read_text())
+        shutil.copy(EMBEDDED / SOLVER / name, root)
+    config = json.loads((root / "config.json").read_text())
     config["architectures"] = ["Qwen2ForProcessRewardModel"]
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+    (root / "config.json").write_text(json.dumps(config))
+    return str(root)
 
 
 def refused(error, said, kind, about=(), **how):
@@ -462,9 +460,8 @@ def test_a_search_over_a_server_that_fails_ends_with_its_error(ours):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_killed_in_a_search_leaves_what_was_answered(kind, ours, monkeypatch):
+def test_a_server_killed_in_a_search_leaves_what_was_answered(kind, ours):
     """They are those of the whole search; once the server is back the engine goes on with it."""
-    monkeypatch.setattr("workbench.engine.remote.FIRST_PAUSE", 0.01)
 
     class Mortal(Fake):
         is_dead = False
@@ -498,9 +495,8 @@ def test_a_server_killed_in_a_search_leaves_what_was_answered(kind, ours, monkey
         assert search(engine, ours[1], **settings).answers == whole.answers
 
 
-def test_a_server_that_is_down(monkeypatch):
+def test_a_server_that_is_down():
     """It is asked a few times, with pauses between."""
-    monkeypatch.setattr("workbench.engine.remote.FIRST_PAUSE", 0.01)
     with pytest.raises(RemoteError, match=r"asked 5 times; last: ConnectError"):
         RemoteEngine("http://127.0.0.1:9", SOLVER)
     fake = Fake(fine("vllm"))

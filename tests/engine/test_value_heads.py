@@ -1,7 +1,5 @@
 """Models with a value head answer scoring requests through the same engine, and nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

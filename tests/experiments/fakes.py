@@ -71,9 +71,7 @@ def _step(spec, engine, k):
 
 @dataclass
 class Dying:
-    """Carries out fake runs and notes each as it begins. Its process ends, of seed 0 in the second
-    run the first time, of seed 1 in the last run every time.
-    """
+    """Notes fake runs as they begin; dies once in seed 0's second run, always in seed 1's last."""
 
     notes: Path
 

@@ -6,26 +6,18 @@ import pytest
 
 from tests.experiments.fakes import fake_result
 from workbench.experiments import rows as views
+from workbench.experiments import settings
 from workbench.experiments.claims import batching_claim, finishing_claim
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.runs import RunResult, compare
-from workbench.experiments.settings import (
-    ABLATION,
-    BATCHED,
-    BESIDE,
-    LAST_TWO,
-    MODIFICATIONS,
-    AblationPlan,
-    ablation_runs,
-    sweep_config,
-)
+from workbench.experiments.settings import ABLATION, BATCHED, LAST_TWO, sweep_config
 from workbench.experiments.statistics import WORK
 from workbench.experiments.study import figures_home, preview, profile_figures, run_study
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
-PLAN = AblationPlan(4, (1,), num_seeds=2, queue_problems=5)
-RUNS, HOW = ablation_runs(CONFIG, PLAN), {"plan": PLAN, "progress": False}
-SLOWER = dict(zip(MODIFICATIONS, (8.0, 4.0, 2.0, 1.0, 1.0, 3.0)))
+PLAN = settings.AblationPlan(4, (1,), num_seeds=2, queue_problems=5)
+RUNS, HOW = settings.ablation_runs(CONFIG, PLAN), {"plan": PLAN, "progress": False}
+SLOWER = dict(zip(settings.MODIFICATIONS, (8.0, 4.0, 2.0, 1.0, 1.0, 3.0)))
 """How many times the seconds of the last each fake takes; the last two do one work."""
 
 
@@ -46,11 +38,6 @@ def fake_run(spec):
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("ablation")
-
-
-@pytest.fixture(scope="module")
 def study(root):
     return run_study(CONFIG, RUNS, root, execute=one_by_one(fake_run), **HOW)
 
@@ -68,10 +55,10 @@ def test_gains_are_ratios_of_paired_problems_and_equal_work_is_one(study, rows):
         assert gains.loc[key, "low"] < 2.0 < gains.loc[key, "high"]
     same = gains.loc["stop_at_limit"]
     assert (same["value"], same["low"], same["high"]) == pytest.approx((1.0, 1.0, 1.0))
-    assert gains.loc[BESIDE, "value"] == pytest.approx(1 / 3)
+    assert gains.loc[settings.BESIDE, "value"] == pytest.approx(1 / 3)
     whole = rows[rows["metric"] == "whole"].iloc[0]
     assert whole["value"] == pytest.approx(8.0)
-    assert views.steps_up(study)[-1] == (LAST_TWO[1], BESIDE)
+    assert views.steps_up(study)[-1] == (LAST_TWO[1], settings.BESIDE)
 
 
 def test_rates_are_of_both_seeds_and_problem_batching_of_the_longer_queue(study, rows):
@@ -96,9 +83,7 @@ def test_sampling_to_the_end_is_paired_at_every_limit(study):
 
 
 def test_nodes_are_compared_token_by_token(study, tmp_path):
-    """A changed token and a changed score are each found twice: against the setting before and
-    the one after.
-    """
+    """A changed token and score are found twice each: against the settings before and after."""
 
     def changed(spec):
         found = fake_run(spec)
@@ -144,9 +129,7 @@ def test_c8_is_a_rule_over_the_accuracy_gained_at_the_greatest_limit():
     assert more.verdict == "fails"
 
 
-def test_its_slow_settings_disturb_neither_comparison_nor_forecast_and_its_home_is_its_own(
-    study, root
-):
+def test_slow_settings_disturb_neither_comparison_nor_forecast_and_its_home_is_its_own(study, root):
     assert compare(root, root).identical
     assert not preview(CONFIG, root).measured_before
     assert figures_home(study) == profile_figures("quick-changed")

@@ -63,9 +63,7 @@ def test_a_sweep_on_two_processes_is_that_of_here_but_for_seconds(tmp_path) -> N
 
 
 def assert_nothing_lost_or_twice(tmp_path, monkeypatch, backend) -> str:
-    """Of one seed a worker dies once: all is stored. Of the other all die: the run says so, and
-    what was finished by then is kept. Returns the error.
-    """
+    """Of one seed a worker dies once: all is stored; of the other all die: returns their error."""
     monkeypatch.setattr(backends, "ATTEMPTS", 2)
     (tmp_path / "begun").touch()
     given = {"execute": Dying(tmp_path), "progress": False, "backend": backend}
@@ -155,9 +153,7 @@ def importable(monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_replays_on_a_ray_cluster_of_two_nodes_are_those_of_here(
-    here, tmp_path, monkeypatch, importable
-) -> None:
+def test_replays_on_a_ray_cluster_are_those_here(here, tmp_path, monkeypatch, importable) -> None:
     """Also where workers die in the middle."""
     ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'workbench[ray]'")
     from ray.cluster_utils import Cluster

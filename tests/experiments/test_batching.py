@@ -35,11 +35,6 @@ def fake_cell(spec):
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
 def study(root):
     return run_batches(CONFIG, PLAN, root, execute=fake_cell, progress=False)
 
@@ -97,9 +92,7 @@ def replayed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("model", ["llm", "prm"])
-def test_replayed_cells_answer_the_same_requests_and_are_faster_the_looser_their_limits(
-    replayed, model
-):
+def test_replayed_cells_answer_the_same_requests_faster_with_looser_limits(replayed, model):
     """Seconds follow from the batch alone: the same requests, the same tokens, in every cell."""
     runs = replayed.all_runs.query("model == @model")
     assert set(runs["status"]) == {"finished"} and set(runs["rung"]) == {"replayed 1B + 8B"}

@@ -6,47 +6,12 @@ import pandas as pd
 import pytest
 
 from workbench.errors import ConfigError
-from workbench.experiments.execute import (
-    COUNTS,
-    RECORDED,
-    REPLAYED,
-    Cells,
-    make_arena,
-    recorded_config,
-    replay_identity,
-    replayed_config,
-    replayed_run,
-)
+from workbench.experiments import execute, settings
+from workbench.experiments import rows as views
 from workbench.experiments.memory import feasibility, starting_share
 from workbench.experiments.provenance import PACKAGE, REPLAY_SOURCES, SOURCES, this_code
-from workbench.experiments.rows import (
-    ablation_rows,
-    accounted,
-    critique_rows,
-    lost_time_rows,
-    memory_split_rows,
-    on_rungs,
-    optimisation_rows,
-)
 from workbench.experiments.runs import compare, load_runs, sweep_problems
-from workbench.experiments.settings import (
-    CONTINUOUS,
-    COUNTED,
-    ELASTIC,
-    STATIC_BATCH,
-    TIMED,
-    UNCACHED,
-    BatchPlan,
-    PolicyPlan,
-    RunSpec,
-    WorkingSet,
-    batch_runs,
-    policy_runs,
-    replayed_ablation,
-    replayed_policies,
-    setting_of,
-    sweep_config,
-)
+from workbench.experiments.settings import CONTINUOUS, COUNTED, TIMED, setting_of, sweep_config
 from workbench.experiments.study import (
     provenance,
     provenance_of,
@@ -104,7 +69,7 @@ def test_tables_agree_with_the_row_and_with_each_other(sweep):
         for role in ("llm", "prm"):
             own = steps[steps["engine"] == role]
             assert len(own) == row[f"{role}_steps"]
-            assert all(own[name].sum() == row[f"{role}_{name}"] for name in COUNTS)
+            assert all(own[name].sum() == row[f"{role}_{name}"] for name in execute.COUNTS)
             total = own[["blocks_active", "blocks_cached", "blocks_free"]].sum(axis=1)
             assert (total == row[f"{role}_blocks"]).all()
         both = pd.concat([steps, sweep.table("spans", llm_share=share)])
@@ -129,7 +94,7 @@ def test_interleaved_searches_bring_what_each_brings_alone(sweep, tmp_path):
 
 def test_a_study_of_policies_measures_the_working_set_first(tmp_path):
     """Two engines in an arena, from W to the rows, with the embedded models."""
-    plan = PolicyPlan(2, 1, (2.0,), (0.3,), 0, repeats=0)
+    plan = settings.PolicyPlan(2, 1, (2.0,), (0.3,), 0, repeats=0)
     study = run_policies(sweep_config("quick", **SMALL), plan, tmp_path, progress=False)
     assert set(study.all_runs["status"]) == {"finished"}
     assert study.runs["llm_final_share"].notna().any()
@@ -155,11 +120,11 @@ def test_a_sweep_with_a_policy_shares_one_memory_and_changes_no_token(sweep, tmp
 @pytest.mark.parametrize("budget", [0.5, 2.0])
 def test_a_run_records_the_split_that_its_arena_starts_with(budget):
     """Guards the column llm_share of runs whose policy starts from its own split."""
-    need = WorkingSet(2**21, 2**23, longest=600)
-    plan = PolicyPlan(3, 1, (budget,), (0.2, 0.3), 0)
-    runs = policy_runs(sweep_config("quick", n=4, max_depth=3), plan, need)
-    spec = next(s for s in runs if s.setting == setting_of(budget, ELASTIC, None, "none"))
-    arena, kv_bytes = make_arena(spec), spec.get("kv_bytes")
+    need = settings.WorkingSet(2**21, 2**23, longest=600)
+    plan = settings.PolicyPlan(3, 1, (budget,), (0.2, 0.3), 0)
+    runs = settings.policy_runs(sweep_config("quick", n=4, max_depth=3), plan, need)
+    spec = next(s for s in runs if s.setting == setting_of(budget, settings.ELASTIC, None, "none"))
+    arena, kv_bytes = execute.make_arena(spec), spec.get("kv_bytes")
     started = arena.target["llm"] / arena.num_pages
     assert starting_share(spec.config, kv_bytes) == started
     static = next(s for s in runs if s.setting == setting_of(budget, "static", 0.2, "none"))
@@ -177,8 +142,8 @@ CELLS = sweep_config(
 @pytest.fixture(scope="module")
 def carried_out():
     """Cells of a small search: by role, model, kind, block size."""
-    cells, found = Cells(CELLS), {}
-    for spec in batch_runs(CELLS, BatchPlan((4,), (128,), (4,), 1, (4, 16), 1)):
+    cells, found = execute.Cells(CELLS), {}
+    for spec in settings.batch_runs(CELLS, settings.BatchPlan((4,), (128,), (4,), 1, (4, 16), 1)):
         key = spec.role, spec.get("model"), spec.get("kind"), spec.config.block_size
         found[key] = cells(spec)
     return found
@@ -186,7 +151,7 @@ def carried_out():
 
 def test_every_cell_gives_the_recorded_answers(carried_out):
     timed = [result for cell, result in carried_out.items() if cell[0] == TIMED]
-    assert len(timed) == 2 * len((CONTINUOUS, UNCACHED, STATIC_BATCH))
+    assert len(timed) == 2 * len((CONTINUOUS, settings.UNCACHED, settings.STATIC_BATCH))
     assert all(result.measured["same_answers"] for result in timed)
 
 
@@ -202,13 +167,14 @@ def test_counting_without_a_model_counts_what_the_engine_does(carried_out, model
 
 @pytest.mark.parametrize("model", ["llm", "prm"])
 def test_padding_is_what_the_trace_counts_beyond_the_requests_own_rows(carried_out, model):
-    static = carried_out[TIMED, model, STATIC_BATCH, 16]
+    static = carried_out[TIMED, model, settings.STATIC_BATCH, 16]
     steps, requests = static.tables["steps"], static.tables["requests"]
     rows = steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum()
     own = requests["prompt_tokens"].sum() + (requests["output_tokens"] - 1).clip(lower=0).sum()
     assert static.measured["padding"] == pytest.approx(1 - own / rows)
     assert static.measured["padding"] > 0
-    assert static.measured["waste"] > carried_out[TIMED, model, UNCACHED, 16].measured["waste"]
+    unpadded = carried_out[TIMED, model, settings.UNCACHED, 16]
+    assert static.measured["waste"] > unpadded.measured["waste"]
 
 
 # -- the replayed rung --
@@ -217,13 +183,8 @@ FEW = {"num_problems": 2, "n": 4, "max_depth": 4, "shares": [0.08, 0.5]}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("replayed")
-
-
-@pytest.fixture(scope="module")
-def replayed(folder):
-    return run_replayed(replayed_config("quick", **FEW), folder)
+def replayed(root):
+    return run_replayed(execute.replayed_config("quick", **FEW), root)
 
 
 def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) -> None:
@@ -236,58 +197,59 @@ def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) 
         left = runs[f"{engine}_bytes"] - runs[f"{engine}_weights_bytes"]
         assert (runs[f"{engine}_blocks"] == left // runs[f"{engine}_block_bytes"]).all()
     text = provenance_of(replayed)
-    assert REPLAYED in text and "Nothing was run: tokens are MATH-500's lengths" in text
+    assert execute.REPLAYED in text and "Nothing was run: tokens are MATH-500's lengths" in text
     assert "simulated NVIDIA A100 40 GB" in text
 
 
-def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(folder) -> None:
+def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(root) -> None:
     """Guards that what is replayed of SmolLM2 is what a measured run of the same settings does."""
-    config = recorded_config("quick", shares=(0.08, 0.3))
+    config = execute.recorded_config("quick", shares=(0.08, 0.3))
     recording = load_recording(config.problems)
     assert sweep_problems(config) == [each.problem for each in recording.problems]
-    study = run_replayed(config, folder, progress=False)
+    study = run_replayed(config, root, progress=False)
     steps = sum(len(step.tokens) for each in recording.problems for step in each.steps)
     assert study.runs["sampled_tokens"].tolist() == [steps, steps]
-    fits = [feasibility(RunSpec(config, share, 0)) for share in config.shares]
+    fits = [feasibility(settings.RunSpec(config, share, 0)) for share in config.shares]
     for engine in ("llm", "prm"):
         assert study.runs[f"{engine}_blocks"].tolist() == [each.blocks(engine) for each in fits]
     assert study.runs["llm_preempted"].iloc[0] > 0 == study.runs["llm_preempted"].iloc[1]
     assert study.noise.is_known and study.noise.sigma == 0, "simulated seconds have no noise"
-    rows = on_rungs(memory_split_rows, [study])
-    assert set(rows["rung"]) == {RECORDED}
-    lost = lost_time_rows(study)
-    assert accounted(lost).between(0.999, 1.001).all(), "a replay has steps alone"
+    rows = views.on_rungs(views.memory_split_rows, [study])
+    assert set(rows["rung"]) == {execute.RECORDED}
+    lost = views.lost_time_rows(study)
+    assert views.accounted(lost).between(0.999, 1.001).all(), "a replay has steps alone"
     assert "a recorded search's" in provenance_of(study)
 
 
-def test_what_a_replay_tells_of_the_ablation_is_its_speed(folder) -> None:
+def test_what_a_replay_tells_of_the_ablation_is_its_speed(root) -> None:
     """Guards C7 at the thesis's scale: a queue is waited in, and nothing is sampled to an end."""
-    config = replayed_config("quick", **FEW | {"min_problem_batch": 2})
-    study = run_ablation_replayed(config, replayed_ablation(config), folder, progress=False)
+    config = execute.replayed_config("quick", **FEW | {"min_problem_batch": 2})
+    plan = settings.replayed_ablation(config)
+    study = run_ablation_replayed(config, plan, root, progress=False)
     assert set(study.all_runs["status"]) == {"finished"}
-    rows = ablation_rows(study)
+    rows = views.ablation_rows(study)
     assert not set(rows["metric"]) & {"accuracy", "finishes", "stops"}
     gains = rows[rows["metric"] == "gain"].set_index("setting")["value"]
     assert gains["one_runtime"] > 1 < gains["score_cache"]
     assert gains["continuous_problems"] != 1, "problems wait in the queue"
-    asked = replace(RunSpec(config, 0.3, 0), config=replace(config, finish_at_limit=True))
+    asked = replace(settings.RunSpec(config, 0.3, 0), config=replace(config, finish_at_limit=True))
     with pytest.raises(ConfigError, match="finish_at_limit=False"):
-        replayed_run(PRESETS["a100-40"], asked)
+        execute.replayed_run(PRESETS["a100-40"], asked)
 
 
-def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(folder) -> None:
+def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(root) -> None:
     """Guards W first, every policy, no forgetting; and that more memory is no slower."""
-    config = replayed_config("quick", **FEW)
-    plan = replayed_policies(config, PolicyPlan(9, 5, (2.0, 4.0), (0.3,)))
-    study = run_policies_replayed(config, plan, folder, progress=False)
+    config = execute.replayed_config("quick", **FEW)
+    plan = settings.replayed_policies(config, settings.PolicyPlan(9, 5, (2.0, 4.0), (0.3,)))
+    study = run_policies_replayed(config, plan, root, progress=False)
     assert not study.all_runs["forget_pruned"].any()
     assert not (study.all_runs["technique"] == "forget_pruned").any()
     need, runs = working_set_of(study.all_runs), study.runs.set_index("setting")
-    assert runs["kv_bytes"][setting_of(2.0, ELASTIC, None, "none")] == 2 * need.total
+    assert runs["kv_bytes"][setting_of(2.0, settings.ELASTIC, None, "none")] == 2 * need.total
     assert need.prm > need.llm > 0
-    rows = optimisation_rows(study)
+    rows = views.optimisation_rows(study)
     speed = rows[rows["metric"] == "tokens_per_s"].set_index("setting")["value"]
-    for policy, share in (("first_come", None), ("phase_aware", None), (ELASTIC, None)):
+    for policy, share in (("first_come", None), ("phase_aware", None), (settings.ELASTIC, None)):
         tight, roomy = (setting_of(budget, policy, share, "none") for budget in (2.0, 4.0))
         assert speed[tight] <= speed[roomy] * 1.001
     assert not set(rows["metric"]) & {"same", "accuracy"}, "a replay samples and answers nothing"
@@ -313,15 +275,16 @@ def test_a_prm_that_writes_is_replayed_beside_one_that_scores(tmp_path) -> None:
     own = {**FEW, "shares": [0.5], "prm": "qwen2.5-1.5b-instruct", "total_memory": "8GiB"}
     writes = {"prm_format": "thinkprm", "critiques": 2, "critique_tokens": 40}
     plain, writing = (
-        run_replayed(replayed_config("quick", **own, **more), tmp_path) for more in ({}, writes)
+        run_replayed(execute.replayed_config("quick", **own, **more), tmp_path)
+        for more in ({}, writes)
     )
     before, after = plain.runs.iloc[0], writing.runs.iloc[0]
-    assert "qwen2.5-1.5b-instruct" in after["rung"] and after["rung"] != REPLAYED
+    assert "qwen2.5-1.5b-instruct" in after["rung"] and after["rung"] != execute.REPLAYED
     assert before["sampled_tokens"] == after["sampled_tokens"]
     assert before["prm_decode_tokens"] == 0
     assert before["llm_busy_s"] == pytest.approx(after["llm_busy_s"])  # added up otherwise
     assert after["prm_decode_tokens"] > 0 and after["prm_busy_s"] > 5 * before["prm_busy_s"]
-    rows = critique_rows(plain, writing)
+    rows = views.critique_rows(plain, writing)
     rates = rows[rows["metric"] == "problems_per_min"].set_index("kind")["value"]
     assert rates.to_dict() == pytest.approx(
         {"scores": before["problems_per_min"], "critiques": after["problems_per_min"]}
@@ -333,18 +296,18 @@ def test_a_prm_that_writes_is_replayed_beside_one_that_scores(tmp_path) -> None:
 
 def test_another_device_or_replay_is_another_run() -> None:
     """A changed constant of cost or workload is not taken for runs stored before it."""
-    made, recorded = replayed_config("quick"), recorded_config("quick")
-    assert replay_identity(PRESETS["h100"], made).code == this_code(replayed=True)["code"]
+    made, recorded = execute.replayed_config("quick"), execute.recorded_config("quick")
+    assert execute.replay_identity(PRESETS["h100"], made).code == this_code(replayed=True)["code"]
     assert {PACKAGE / "replay", *SOURCES} == {*REPLAY_SOURCES}
     others = [(PRESETS["h100"], made), (PRESETS["a100-40"], made), (PRESETS["h100"], recorded)]
-    assert len({replay_identity(*each) for each in others}) == 3
+    assert len({execute.replay_identity(*each) for each in others}) == 3
 
 
-def test_runs_are_found_again_and_not_mixed_up(replayed, folder) -> None:
+def test_runs_are_found_again_and_not_mixed_up(replayed, root) -> None:
     """The same question finds the stored runs; another device is another run."""
-    again = run_replayed(replayed_config("quick", **FEW), folder)
+    again = run_replayed(execute.replayed_config("quick", **FEW), root)
     assert again.folders == replayed.folders
-    other = run_replayed(replayed_config("quick", **FEW), folder, "h100")
+    other = run_replayed(execute.replayed_config("quick", **FEW), root, "h100")
     assert not set(other.folders) & set(replayed.folders)
     assert len(load_runs([*again.folders, *other.folders])) == 4
     assert other.runs["wall_s"].max() < replayed.runs["wall_s"].min()

@@ -8,15 +8,8 @@ import pytest
 
 from tests.plots import synthetic
 from workbench.errors import ConfigError, RunStoreError
-from workbench.experiments.export import (
-    Browser,
-    open_browser,
-    print_version,
-    replot,
-    save_figure,
-    tex,
-    tex_escaped,
-)
+from workbench.experiments import export
+from workbench.experiments.export import print_version, save_figure, tex
 from workbench.plots import FIGURES, memory_split
 
 ENDINGS = {".svg", ".pdf", ".html", ".tex", ".parquet", ".json"}
@@ -34,10 +27,10 @@ def no_browser(monkeypatch):
     async def refuse(self):
         raise RuntimeError("no chrome here\nand a long story")
 
-    monkeypatch.setattr(Browser, "_start", refuse)
-    open_browser.cache_clear()
+    monkeypatch.setattr(export.Browser, "_start", refuse)
+    export.open_browser.cache_clear()
     yield
-    open_browser.cache_clear()
+    export.open_browser.cache_clear()
 
 
 @pytest.mark.browser
@@ -73,7 +66,7 @@ def test_an_equal_figure_keeps_its_images_and_another_is_drawn_anew(tmp_path, mo
     save_figure(drawn(), rows, "memory_split", tmp_path, PARAMETERS)
     before = [file.read_bytes() for file in files]
     with monkeypatch.context() as patch:
-        patch.setattr(Browser, "images", lambda *_: pytest.fail("drawn again"))
+        patch.setattr(export.Browser, "images", lambda *_: pytest.fail("drawn again"))
         assert len(save_figure(drawn(), rows, "memory_split", tmp_path, PARAMETERS).endings) == 6
     files[0].write_text("changed by hand")
     save_figure(drawn(), rows, "memory_split", tmp_path, PARAMETERS, width_mm=120)
@@ -81,9 +74,7 @@ def test_an_equal_figure_keeps_its_images_and_another_is_drawn_anew(tmp_path, mo
     assert after[0] == before[0] and after[1] != before[1]
 
 
-def test_without_a_browser_page_rows_and_record_are_written_and_the_rest_is_said(
-    tmp_path, no_browser
-):
+def test_without_a_browser_page_rows_and_record_are_written_and_the_rest_said(tmp_path, no_browser):
     (tmp_path / "memory_split.svg").write_text("old")
     saved = save_figure(drawn(), synthetic.split_rows(), "memory_split", tmp_path, PARAMETERS)
     assert set(saved.endings) == {".html", ".parquet", ".json"}
@@ -116,21 +107,21 @@ def test_stored_rows_are_drawn_again_with_the_machine_they_were_measured_on(tmp_
     fig = FIGURES["prefix_hits"](rows, synthetic.PROVENANCE)
     save_figure(fig, rows, "prefix_hits", tmp_path, PARAMETERS, measured=measured)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    assert [saved.name for saved in replot(tmp_path, FIGURES)] == ["prefix_hits"]
+    assert [saved.name for saved in export.replot(tmp_path, FIGURES)] == ["prefix_hits"]
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
 def test_a_figure_that_is_unknown_or_was_never_drawn_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(ConfigError, match="Did you mean 'memory_split'"):
-        replot(tmp_path, FIGURES, ["memory_spilt"])
+        export.replot(tmp_path, FIGURES, ["memory_spilt"])
     with pytest.raises(RunStoreError, match="run `workbench figures` first"):
-        replot(tmp_path, FIGURES, ["memory_split"])
+        export.replot(tmp_path, FIGURES, ["memory_split"])
 
 
 def test_captions_compile():
-    assert tex_escaped("95 % of a_b & {c} #1 $2") == "95 \\% of a\\_b \\& \\{c\\} \\#1 \\$2"
-    assert tex_escaped("\\") == "\\textbackslash{}"
-    assert tex_escaped("a ≤ 5 µs") == "a \\ensuremath{\\leq} 5 \\ensuremath{\\mu}s"
+    assert export.tex_escaped("95 % of a_b & {c} #1 $2") == "95 \\% of a\\_b \\& \\{c\\} \\#1 \\$2"
+    assert export.tex_escaped("\\") == "\\textbackslash{}"
+    assert export.tex_escaped("a ≤ 5 µs") == "a \\ensuremath{\\leq} 5 \\ensuremath{\\mu}s"
 
 
 def test_a_float_is_at_print_size_with_a_short_title_and_what_was_measured_apart():
@@ -154,15 +145,15 @@ def test_a_figure_is_drawn_at_a_text_width_with_other_labels_elsewhere(tmp_path,
     save_figure(drawn(), synthetic.split_rows(), "memory_split", tmp_path, PARAMETERS)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     other = {"to": tmp_path / "there", "change": lambda fig: fig.update_xaxes(title_text="Anteil")}
-    replot(tmp_path, FIGURES, ["memory_split"], width_mm=126, **other)
+    export.replot(tmp_path, FIGURES, ["memory_split"], width_mm=126, **other)
     assert "Anteil" in (tmp_path / "there" / "memory_split.html").read_text()
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == before
 
 
 @pytest.mark.browser
 def test_a_browser_draws_both_images_and_ends():
-    browser = Browser()
-    svg, pdf = browser.images(drawn(), print_version(drawn()))
+    browser = export.Browser()
+    svg, pdf = browser.images(drawn(), export.print_version(drawn()))
     browser.close()
     assert svg.startswith(b"<svg")
     assert pdf.startswith(b"%PDF")

@@ -12,13 +12,8 @@ import pytest
 
 from tests.plots import synthetic
 from workbench.errors import ConfigError, NotebookError
-from workbench.experiments.notebooks import (
-    FIGURE,
-    check_parameters,
-    notebook_files,
-    run_notebooks,
-    write_page,
-)
+from workbench.experiments import notebooks
+from workbench.experiments.notebooks import check_parameters, run_notebooks
 from workbench.plots import prefix_hits
 
 CHECK = "from workbench.experiments.notebooks import check_parameters\ncheck_parameters()"
@@ -49,12 +44,10 @@ def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_pa
         run(tmp_path, ["02_memory_spilt"])
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="no notebooks"):
-        notebook_files(None, tmp_path / "nowhere")
+        notebooks.notebook_files(None, tmp_path / "nowhere")
 
 
-def test_parameters_reach_the_notebook_its_progress_is_text_and_an_old_failure_goes(
-    tmp_path, monkeypatch
-):
+def test_parameters_reach_a_notebook_progress_is_text_an_old_failure_goes(tmp_path, monkeypatch):
     monkeypatch.setenv("PLOTLY_RENDERER", "browser")
     monkeypatch.delenv("TQDM_MININTERVAL", raising=False)
     (tmp_path / "out").mkdir()
@@ -111,12 +104,12 @@ def test_a_page_draws_its_figures_without_a_network(tmp_path):
     figure = prefix_hits(synthetic.hit_rows(), synthetic.PROVENANCE).to_plotly_json()
     notebook = nbformat.v4.new_notebook()
     cell = nbformat.v4.new_code_cell("fig", execution_count=1)
-    data = nbformat.from_dict({FIGURE: json.loads(pio.to_json(figure, validate=False))})
+    data = nbformat.from_dict({notebooks.FIGURE: json.loads(pio.to_json(figure, validate=False))})
     cell.outputs = [nbformat.v4.new_output("display_data", data)]
     cell.outputs.append(nbformat.v4.new_output("stream", name="stderr", text="14 runs:  50%"))
     notebook.cells = [nbformat.v4.new_markdown_cell("# What is <hit>?\n\nText."), cell]
     nbformat.write(notebook, tmp_path / "05_prefix_cache.ipynb")
-    page = write_page(tmp_path / "05_prefix_cache.ipynb").read_text()
+    page = notebooks.write_page(tmp_path / "05_prefix_cache.ipynb").read_text()
     assert (tmp_path / "plotly.min.js").is_file()
     assert "<title>What is &lt;hit&gt;?</title>" in page
     assert "Plotly.newPlot" in page and "14 runs" not in page

@@ -15,13 +15,8 @@ FEW = replace(PLAN, budgets=(0.5,), kv_shares=(0.2,))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def study(folder):
-    return run_policies(CONFIG, PLAN, folder, execute=execute, progress=False)
+def study(root):
+    return run_policies(CONFIG, PLAN, root, execute=execute, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +95,8 @@ def test_repeats_of_the_default_policy_tell_the_noise(tmp_path):
     assert not again.runs["repeat"].any()
 
 
-def test_what_is_left_of_the_study_is_counted(study, folder, tmp_path):
-    for place, left in ((folder, "0 of"), (tmp_path, f"{len(study.all_runs)} of")):
+def test_what_is_left_of_the_study_is_counted(study, root, tmp_path):
+    for place, left in ((root, "0 of"), (tmp_path, f"{len(study.all_runs)} of")):
         specs = policies_planned(CONFIG, PLAN, place)
         assert str(preview(CONFIG, place, specs=specs)).startswith(left)
 

@@ -21,6 +21,7 @@ FOLDER, REPORTS = ROOT / "figures", ROOT / "reports"
 PLAIN, FLOWING = ("static", "none"), ("marginal_value", "none")
 EVERYTHING = ("marginal_value", "all")
 ENGINES = ("tectonic", "pdflatex", "lualatex", "xelatex")
+ONE, ALL = (0.3, 0.3), (0.08, 0.5)  # intervals of shares
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +82,15 @@ def test_a_stranger_finds_the_six_answers_on_the_first_screen() -> None:
     assert len(re.findall(r"[.?] ", answers)) <= 6 + 12, "six questions, twelve sentences"
 
 
-def test_a_part_whose_figures_are_not_drawn_is_left_out(tmp_path) -> None:
-    """As where few notebooks ran; the page lies beside its figures."""
+def copy_split(place: Path) -> None:
     for name in ("memory_split", "lost_time"):
         for ending in (".parquet", ".json", ".html"):
-            shutil.copy(FOLDER / f"{name}{ending}", tmp_path)
+            shutil.copy(FOLDER / f"{name}{ending}", place)
+
+
+def test_a_part_whose_figures_are_not_drawn_is_left_out(tmp_path) -> None:
+    """As where few notebooks ran; the page lies beside its figures."""
+    copy_split(tmp_path)
     page = report.write_report(tmp_path)
     assert page == tmp_path / "study.html"
     text = page.read_text()
@@ -171,9 +176,7 @@ def test_values_that_the_thesis_gives_are_not_counted_as_open(drawn) -> None:
 
 @pytest.mark.parametrize("where", ["left out", "below captions", "in a list"])
 def test_a_small_article_of_all_numbers_tables_and_figures_compiles(tmp_path, drawn, where) -> None:
-    """A plain one of 11 pt, where nothing runs out of the text or off the page; with the README's
-    lines for what was measured, too. Braces and special characters are checked without a TeX.
-    """
+    """Nothing runs out of a plain one of 11 pt; braces and characters are checked without TeX."""
     tables = report.made_of(drawn, report.TABLES)
     macros = report.made_of(drawn, report.PARTS).values()
     for name in (*tables, "numbers"):
@@ -220,39 +223,29 @@ def test_every_macro_that_a_readme_names_is_one() -> None:
     assert named and all(f"{{\\{name}}}" in defined for name in named), named
 
 
-PEAKS = {
-    "a peak": ((0.3, 0.3), (0.3, 0.3)),
-    "none told": ((0.08, 0.5), (0.3, 0.3)),
-    "all equal": ((0.08, 0.5), (0.08, 0.5)),
-}
-"""The interval of the best share, and the shares of equal work."""
-
-
 @pytest.mark.filterwarnings("ignore:invalid value")  # of replays whose shares lose nothing
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("best", "equal", "said"),  # the interval of the best share, and the shares of equal work
     [
-        ("a peak", "throughput is highest at 0.30 (95 %: 0.30 to 0.30);"),
-        ("none told", "no peak is shown between 0.08 and 0.50, for its interval is the whole axis"),
-        ("all equal", "no peak is shown: every share from 0.08 to 0.50 does the same work"),
+        (ONE, ONE, "throughput is highest at 0.30 (95 %: 0.30 to 0.30);"),
+        (ALL, ONE, "no peak is shown between 0.08 and 0.50, for its interval is the whole axis"),
+        (ALL, ALL, "no peak is shown: every share from 0.08 to 0.50 does the same work"),
     ],
 )
-def test_the_first_screen_tells_the_story_of_these_rows_and_no_other(tmp_path, case, said) -> None:
+def test_the_first_screen_tells_the_story_of_these_rows_alone(tmp_path, best, equal, said) -> None:
     """As of a profile too small to tell a peak, or of runs in which one share is the best."""
-    for name in ("memory_split", "lost_time"):
-        for ending in (".parquet", ".json", ".html"):
-            shutil.copy(FOLDER / f"{name}{ending}", tmp_path)
+    copy_split(tmp_path)
     rows = pd.read_parquet(FOLDER / "memory_split.parquet")
-    for metric, ends in zip(("peak_share", "same_work"), PEAKS[case]):
+    for metric, ends in (("peak_share", best), ("same_work", equal)):
         rows.loc[rows["metric"] == metric, ["value", "low", "high"]] = (0.3, *ends)
     rows.to_parquet(tmp_path / "memory_split.parquet")
     page = " ".join(report.write_report(tmp_path).read_text().split())
     box = page[page.index('<div class="box">') : page.index("</div>")]
     assert said in box and "At no single share" not in box
-    assert ("there it holds" in box) is (case == "a peak")
-    assert ("Why does it fall at both ends?" in box) is (case != "all equal")
-    assert ("Does it fall at the ends?" in box) is (case == "all equal")
-    assert ("the machine's noise, which" in box) is (case == "all equal")
+    assert ("there it holds" in box) is (best == ONE)
+    assert ("Why does it fall at both ends?" in box) is (equal != ALL)
+    assert ("Does it fall at the ends?" in box) is (equal == ALL)
+    assert ("the machine's noise, which" in box) is (equal == ALL)
     assert "Equal work ends" not in page, "some shares are equal, and others not"
 
 
@@ -266,9 +259,7 @@ def test_the_first_screen_tells_the_story_of_these_rows_and_no_other(tmp_path, c
         (0.95, 0.95, 0.95, "neither policy nor size matters"),
     ],
 )
-def test_misses_beyond_the_optimums_are_the_policys_and_the_optimums_own_the_sizes(
-    lru, optimum, replay, said
-) -> None:
+def test_misses_beyond_an_optimum_are_policys_its_own_the_sizes(lru, optimum, replay, said) -> None:
     """Below the size that the order of calls needs, what a whole search misses is the size's."""
     hits = {"lru": (lru, 0.95), "optimum": (optimum, 0.95)}
     rows = [
@@ -288,9 +279,7 @@ def test_the_page_says_of_policy_and_size_what_notebook_06_finds_in_the_rows(dra
 
 
 def split_folder(place: Path, shares=(0.2, 0.3, 0.5), end=0.8, peak=(0.3, 0.3), **told) -> Path:
-    """Figures of one memory split: tokens/s at the shares, `end` of those at 0.3 at the last, give
-    or take 0.02; the interval of the peak; and what else it was made with.
-    """
+    """Figures of a split: tokens/s at the shares, +- 0.02, `end` at the last; and its settings."""
     rows = pd.DataFrame({"llm_share": shares, "metric": "tokens_per_s", "value": 1.0})
     rows["ratio"] = [*(1.0 for _ in shares[1:]), end]
     rows = rows.assign(ratio_low=rows["ratio"] - 0.02, ratio_high=rows["ratio"] + 0.02)

@@ -5,16 +5,9 @@ from dataclasses import replace
 import pytest
 
 from workbench.errors import ConfigError
+from workbench.experiments import requirements
 from workbench.experiments.claims import constant_claim, linear_claim
-from workbench.experiments.requirements import (
-    COMPUTED,
-    MEASURED,
-    block_count_rows,
-    computed_pair,
-    memory_part_rows,
-    memory_provenance,
-    study_memory,
-)
+from workbench.experiments.requirements import COMPUTED, MEASURED, study_memory
 from workbench.experiments.settings import sweep_config
 from workbench.experiments.study import figures_home, profile_figures
 from workbench.models.loading import load_model
@@ -31,7 +24,7 @@ def study():
 
 @pytest.fixture(scope="module")
 def rows(study):
-    return memory_part_rows(study)
+    return requirements.memory_part_rows(study)
 
 
 def test_all_but_the_kv_cache_is_the_same_at_every_share(rows):
@@ -60,10 +53,10 @@ def test_what_does_not_fit_is_there_with_the_bytes_that_lack(rows, study):
 
 def test_blocks_lie_on_the_formula_s_line(study):
     """A built cache has exactly the blocks the formula gives, and so is linear (C3)."""
-    parts = memory_part_rows(study).query("how == @MEASURED and fits").iloc[0]
+    parts = requirements.memory_part_rows(study).query("how == @MEASURED and fits").iloc[0]
     for name in ("llm_kv_tokens", "prm_kv_tokens"):  # the upper axis says what the engines say
         assert 0 <= parts[name] - study.runs.iloc[0][name] < study.config.block_size
-    rows = block_count_rows(study)
+    rows = requirements.block_count_rows(study)
     built, crosses = rows[rows["kind"] == "built"], rows[rows["kind"] == "lacking"]
     assert len(built) == 2 * len(SHARES)
     assert (built["blocks"] == built["formula_blocks"]).all()
@@ -94,7 +87,7 @@ def test_the_formula_of_a_step_s_buffers_is_what_an_executor_keeps():
 
 def test_the_thesis_s_pair_is_computed_at_its_own_size():
     """40 GiB, bf16, requests of 4,096 tokens; one request is a smaller step than the limits."""
-    pair = computed_pair()
+    pair = requirements.computed_pair()
     assert all(a < b for a, b in zip(pair.longest, pair.limits))
     ends = pair.shares
     assert 0.06 < ends.low < 0.08
@@ -106,7 +99,7 @@ def test_the_thesis_s_pair_is_computed_at_its_own_size():
 
 def test_both_dry_passes_are_measured_and_faces_name_what_was_built(study):
     assert all(0 < a <= 1.01 * b for a, b in zip(study.measured.longest, study.measured.limits))
-    face = memory_provenance(study)
+    face = requirements.memory_provenance(study)
     assert "both engines built at 2 shares" in face
     assert "activations outside it" in face.splitlines()[0]
     assert "llama-3.2-1b, llama-3.1-8b-prm, bfloat16, 40.0 GiB" in face

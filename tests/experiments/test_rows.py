@@ -62,9 +62,7 @@ def test_throughput_is_tokens_over_wall_time_and_busy_rates_count_new_tokens_onl
 
 
 def admitted(spec):
-    """A fake run of three requests: one never admitted, two admitted again; every step thrashes.
-    Self-consistency asks no PRM.
-    """
+    """Of three requests one is never admitted, two again; self-consistency asks no PRM."""
     run, scored = fake_result(spec), spec.config.strategy != "self_consistency"
     asked = {"engine": ["llm", "llm", "prm"], "scheduled_s": [0.1, np.nan, 0.2]}
     requests = pd.DataFrame(asked).assign(run_id="", preemptions=[1, 0, 3])
@@ -100,9 +98,7 @@ def test_strategies_are_compared_over_all_levels_and_over_the_easier_and_the_har
 
 
 def searched(spec):
-    """With 8 beams all is right; with 4 all of DVTS, all but one of beam search, all but four of
-    ETS, else a half.
-    """
+    """With 8 beams all is right; with 4 of DVTS all, else all but 1 (beam), 4 (ETS), or half."""
     run, k = admitted(spec), np.arange(spec.config.num_problems)
     some = {"dvts": k >= 0, "beam_search": k > 0, "ets": k > 3}
     right = some.get(spec.config.strategy, k % 2 == 0)
@@ -118,9 +114,7 @@ def strategies(tmp_path_factory):
 
 
 def test_a_strategy_is_told_from_the_best_by_their_difference_problem_by_problem(strategies):
-    """One problem of 40 tells nothing, and four nothing but to the bootstrap (McNemar's exact p is
-    0.125); twenty do. Where all is right, no strategy is better.
-    """
+    """One problem of 40 tells nothing, four but to the bootstrap (McNemar: 0.125), twenty do."""
     rows = views.strategy_rows(strategies)
     of = rows[rows["levels"] == "all levels"].set_index(["n", "strategy"])
     assert set(of.loc[4, "best"]) == {"dvts"}
@@ -287,10 +281,7 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
 
 
 def test_the_committed_ratios_are_those_of_their_rates_and_bounded_everywhere():
-    """At every share and rung, with an interval: half of it at most 0.03 measured, 0.05 replayed.
-
-    Shares that do the same work as 0.3 are 1, and known to be.
-    """
+    """Half an interval is at most 0.03 measured, 0.05 replayed; what does 0.3's work is 1."""
     rows = pd.read_parquet(ROOT / "figures" / "memory_split.parquet")
     for rung, own in rows[rows["metric"] == "tokens_per_s"].groupby("rung"):
         own = own.set_index("llm_share")

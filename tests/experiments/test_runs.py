@@ -18,19 +18,8 @@ import pytest
 from tests.experiments.fakes import IDENTITY, store_fake
 from tests.models.gguf_making import random_tensors, write_gguf
 from workbench.errors import RunStoreError
-from workbench.experiments.runs import (
-    CONFIG,
-    TEMPORARY,
-    RunStore,
-    compare,
-    export_runs,
-    import_runs,
-    load_runs,
-    load_table,
-    model_fingerprint,
-    read_config,
-    status_of,
-)
+from workbench.experiments import runs as run_store
+from workbench.experiments.runs import CONFIG, TEMPORARY, RunStore, compare, load_runs, status_of
 from workbench.experiments.settings import RunSpec, sweep_config
 from workbench.experiments.statistics import WORK
 from workbench.trace import write_table
@@ -46,7 +35,7 @@ def test_a_run_is_stored_whole_with_its_settings_and_found_by_its_fingerprint(tm
     assert folder.name == f"split-0.300-seed0-{SPEC.fingerprint(IDENTITY)}"
     files = {"runs", "problems", "steps", "requests", "nodes", "spans"}
     assert {p.name for p in folder.iterdir()} == {f"{t}.parquet" for t in files} | {CONFIG}
-    assert read_config(folder)["parameters"]["llm_share"] == 0.3
+    assert run_store.read_config(folder)["parameters"]["llm_share"] == 0.3
     assert [p for p in tmp_path.iterdir() if p.name.startswith(TEMPORARY)] == []
     row = load_runs(tmp_path).iloc[0]
     assert set(SPEC.parameters) <= set(row.index)
@@ -61,12 +50,12 @@ def test_a_run_is_stored_whole_with_its_settings_and_found_by_its_fingerprint(tm
 def test_tables_of_several_runs_carry_their_run_s_id(tmp_path):
     for seed in (0, 1):
         store_fake(tmp_path, RunSpec(CONFIGURATION, 0.3, seed))
-    nodes = load_table(tmp_path, "nodes")
+    nodes = run_store.load_table(tmp_path, "nodes")
     assert nodes["run_id"].nunique() == 2
     assert set(nodes["run_id"]) == set(load_runs(tmp_path)["run_id"])
-    assert load_table(tmp_path, "requests").empty
+    assert run_store.load_table(tmp_path, "requests").empty
     with pytest.raises(RunStoreError, match="Did you mean 'nodes'"):
-        load_table(tmp_path, "node")
+        run_store.load_table(tmp_path, "node")
 
 
 def test_a_failed_run_is_replaced_a_finished_one_never(tmp_path):
@@ -113,7 +102,7 @@ def test_a_missing_folder_is_an_error_an_empty_one_has_no_runs(tmp_path):
     with pytest.raises(RunStoreError, match="workbench runs list"):
         load_runs(tmp_path / "nowhere")
     assert load_runs(tmp_path).empty
-    assert load_table(tmp_path, "steps").empty
+    assert run_store.load_table(tmp_path, "steps").empty
 
 
 # -- archives --
@@ -127,25 +116,25 @@ def two_runs(tmp_path):
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz", ".zip"])
 def test_runs_arrive_as_they_left_and_a_second_time_change_nothing(tmp_path, two_runs, ending):
     archive, there = tmp_path / f"runs{ending}", tmp_path / "there"
-    assert export_runs(tmp_path / "here", archive) == [folder.name for folder in two_runs]
-    assert import_runs(archive, there) == ([folder.name for folder in two_runs], [])
+    assert run_store.export_runs(tmp_path / "here", archive) == [folder.name for folder in two_runs]
+    assert run_store.import_runs(archive, there) == ([folder.name for folder in two_runs], [])
     columns = ["run_id", "status", "tokens_per_s", "machine"]
     left, arrived = (load_runs(root)[columns] for root in (tmp_path / "here", there))
     pd.testing.assert_frame_equal(left, arrived)
-    stored, already_there = import_runs(archive, there)
+    stored, already_there = run_store.import_runs(archive, there)
     assert (stored, len(already_there)) == ([], 2)
     assert sorted(p.name for p in there.iterdir()) == sorted(f.name for f in two_runs)
 
 
 def test_a_different_run_of_the_same_name_is_never_overwritten(tmp_path, two_runs):
-    export_runs(two_runs, tmp_path / "runs.zip")
+    run_store.export_runs(two_runs, tmp_path / "runs.zip")
     there = tmp_path / "there"
     other = store_fake(there, RunSpec(CONFIGURATION, 0.3, 0))
     frame = pd.read_parquet(two_runs[0] / "problems.parquet")
     frame.assign(tokens=0).to_parquet(other / "problems.parquet")
     before = (other / "problems.parquet").read_bytes()
     with pytest.raises(RunStoreError, match="Nothing was imported"):
-        import_runs(tmp_path / "runs.zip", there)
+        run_store.import_runs(tmp_path / "runs.zip", there)
     assert (other / "problems.parquet").read_bytes() == before
     assert [p.name for p in there.iterdir()] == [other.name]
 
@@ -154,9 +143,9 @@ def test_a_run_that_is_not_what_its_name_says_is_refused(tmp_path, two_runs):
     config = json.loads((two_runs[0] / "config.json").read_text())
     config["parameters"]["temperature"] = 0.1
     (two_runs[0] / "config.json").write_text(json.dumps(config))
-    export_runs(two_runs[0], tmp_path / "runs.tar")
+    run_store.export_runs(two_runs[0], tmp_path / "runs.tar")
     with pytest.raises(RunStoreError, match="not what it says"):
-        import_runs(tmp_path / "runs.tar", tmp_path / "there")
+        run_store.import_runs(tmp_path / "runs.tar", tmp_path / "there")
     assert load_runs(tmp_path / "there").empty
 
 
@@ -168,23 +157,23 @@ def test_links_and_members_outside_a_run_folder_are_refused(tmp_path, name):
         out.addfile(tarfile.TarInfo(name), io.BytesIO())
     for archive in ("evil.zip", "evil.tar"):
         with pytest.raises(RunStoreError, match="allowed"):
-            import_runs(tmp_path / archive, tmp_path / "there")
+            run_store.import_runs(tmp_path / archive, tmp_path / "there")
     assert not (tmp_path / "evil").exists()
     link = tarfile.TarInfo("run/config.json")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
     with tarfile.open(tmp_path / "evil.tar", "w") as out:
         out.addfile(link)
     with pytest.raises(RunStoreError, match="no plain file"):
-        import_runs(tmp_path / "evil.tar", tmp_path / "there")
+        run_store.import_runs(tmp_path / "evil.tar", tmp_path / "there")
 
 
 def test_an_archive_larger_than_the_limit_is_refused(tmp_path, two_runs, monkeypatch):
     """Before anything is written, and of a packed one before all of it is unpacked."""
     monkeypatch.setattr("workbench.experiments.runs.LARGEST_ARCHIVE", 1000)
     for archive in (tmp_path / "runs.tar.gz", tmp_path / "runs.zip"):
-        export_runs(two_runs, archive)
+        run_store.export_runs(two_runs, archive)
         with pytest.raises(RunStoreError, match="unpacks to more than 1000"):
-            import_runs(archive, tmp_path / "there")
+            run_store.import_runs(archive, tmp_path / "there")
     assert load_runs(tmp_path / "there").empty
 
 
@@ -208,16 +197,16 @@ def test_two_processes_replace_one_failed_run(tmp_path, two_runs, monkeypatch):
 
 def test_a_truncated_archive_and_wrong_names_are_named(tmp_path, two_runs):
     archive = tmp_path / "runs.tar.gz"
-    export_runs(two_runs, archive)
+    run_store.export_runs(two_runs, archive)
     with pytest.raises(RunStoreError, match="exists already"):
-        export_runs(two_runs, archive)
+        run_store.export_runs(two_runs, archive)
     archive.write_bytes(archive.read_bytes()[:-400])
     for found, said in ((archive, "damaged"), (tmp_path / "nothing.zip", "no archive")):
         with pytest.raises(RunStoreError, match=said):
-            import_runs(found, tmp_path / "there")
+            run_store.import_runs(found, tmp_path / "there")
     for runs, name, said in ((two_runs, "runs.rar", "must end"), ([], "none.zip", "no runs to")):
         with pytest.raises(RunStoreError, match=said):
-            export_runs(runs, tmp_path / name)
+            run_store.export_runs(runs, tmp_path / name)
 
 
 # -- what a run depends on --
@@ -231,13 +220,13 @@ def test_a_gguf_file_is_told_apart_by_its_content(tmp_path):
     other = tmp_path / "there" / one.name
     other.parent.mkdir()
     other.write_bytes(one.read_bytes())
-    assert model_fingerprint(str(one)) == model_fingerprint(str(other))
-    assert model_fingerprint(str(one)) != model_fingerprint(str(two))
+    assert run_store.model_fingerprint(str(one)) == run_store.model_fingerprint(str(other))
+    assert run_store.model_fingerprint(str(one)) != run_store.model_fingerprint(str(two))
 
 
 def test_dummies_of_known_sizes_have_fingerprints_without_a_network():
     names = ("llama-3.2-1b", "llama-3.1-8b-prm", "qwen2.5-1.5b-instruct")
-    found = [model_fingerprint(f"dummy:{name}") for name in names]
+    found = [run_store.model_fingerprint(f"dummy:{name}") for name in names]
     assert len(set(found)) == len(names)
     assert all(text.startswith("dummy-") for text in found)
 
@@ -301,9 +290,7 @@ def test_problems_without_a_level_are_one(pair):
 
 
 def test_replays_are_compared_without_what_they_have_not(pair):
-    """They answer nothing and sample no node, so neither accuracy nor sameness is told; nor is it
-    where one side alone was measured.
-    """
+    """They answer and sample nothing: neither accuracy nor sameness is told, of one side either."""
     for folder in pair:
         edit(folder, "problems", lambda problems: problems.drop(columns=["correct", "iterations"]))
         (folder / "nodes.parquet").unlink()

@@ -8,14 +8,7 @@ import pytest
 
 from workbench.errors import ConfigError
 from workbench.experiments import sensitivity
-from workbench.experiments.sensitivity import (
-    DEPENDS,
-    SURVIVES,
-    UNTRIED,
-    Base,
-    Setting,
-    missing_values,
-)
+from workbench.experiments.sensitivity import DEPENDS, UNTRIED, Base, Setting, missing_values
 from workbench.experiments.settings import sweep_config
 
 SMALL = replace(
@@ -77,7 +70,7 @@ def test_a_conclusion_depends_on_a_value_where_a_setting_breaks_one_of_its_three
     table = missing_values(pd.DataFrame([good | each for each in cells])).set_index("value")
     found = table["conclusion"].to_dict()
     assert found == {
-        "n": DEPENDS, "seeds": SURVIVES, "beam width": DEPENDS, "dtype": UNTRIED,
+        "n": DEPENDS, "seeds": sensitivity.SURVIVES, "beam width": DEPENDS, "dtype": UNTRIED,
         sensitivity.WHOSE: UNTRIED,
     }  # fmt: skip
     assert table["told"]["n"].startswith(
@@ -91,7 +84,7 @@ def test_every_missing_value_has_a_conclusion_with_its_numbers_and_none_is_open(
     """Of the committed rows; what is taken is what the profiles set."""
     table = missing_values(sensitivity.stored()[0])
     assert list(table["value"]) == [value.name for value in sensitivity.values()]
-    assert set(table["conclusion"]) <= {SURVIVES, DEPENDS, UNTRIED}
+    assert set(table["conclusion"]) <= {sensitivity.SURVIVES, DEPENDS, UNTRIED}
     assert table["told"].str.contains(r"\d").all()
     assert not table.map(lambda cell: "open" in cell.lower().split()).any(axis=None)
     taken, tiny = table.set_index("value")["taken"], sweep_config("default")

@@ -6,22 +6,9 @@ import pytest
 
 from tests.experiments.fake_sweep import SHARES, FakeSweep
 from workbench.errors import ConfigError
-from workbench.experiments import claims
+from workbench.experiments import claims, statistics
 from workbench.experiments import rows as views
-from workbench.experiments.statistics import (
-    WORK,
-    Noise,
-    bootstrap,
-    bootstrap_mean,
-    bootstrap_ratio,
-    draw_rates,
-    equal_work,
-    median_interval,
-    noise_of,
-    paired_ratio,
-    upper_bound_of_none,
-    wilson,
-)
+from workbench.experiments.statistics import WORK, Noise, bootstrap_mean, draw_rates, noise_of
 
 
 def test_an_interval_of_95_percent_covers_the_truth_about_as_often():
@@ -44,25 +31,28 @@ def test_seeds_of_one_problem_are_no_independent_evidence():
 def test_one_problem_has_no_interval_and_no_event_an_upper_bound():
     found = bootstrap_mean([1.0, 2.0], ["p", "p"])
     assert (found.estimate, found.low, found.high) == (1.5, -np.inf, np.inf)
-    assert upper_bound_of_none(1000) == pytest.approx(3 / 1000, rel=0.01)  # rule of three
-    assert upper_bound_of_none(0) == 1.0
+    three = statistics.upper_bound_of_none(1000)  # the rule of three
+    assert three == pytest.approx(3 / 1000, rel=0.01)
+    assert statistics.upper_bound_of_none(0) == 1.0
 
 
 def test_wilsons_interval_is_the_published_one_and_never_a_point():
     """5 of 10 and 0 of 10, as Newcombe's tables (1998) have them."""
-    assert wilson(0.5, 10).low == pytest.approx(0.2366, abs=1e-4)
-    assert wilson(0.5, 10).high == pytest.approx(0.7634, abs=1e-4)
-    assert wilson(0.0, 10).high == pytest.approx(0.2775, abs=1e-4)
-    assert wilson(1.0, 10).high == 1.0 > wilson(1.0, 10).low > 0.7
+    assert statistics.wilson(0.5, 10).low == pytest.approx(0.2366, abs=1e-4)
+    assert statistics.wilson(0.5, 10).high == pytest.approx(0.7634, abs=1e-4)
+    assert statistics.wilson(0.0, 10).high == pytest.approx(0.2775, abs=1e-4)
+    assert statistics.wilson(1.0, 10).high == 1.0 > statistics.wilson(1.0, 10).low > 0.7
 
 
 def test_a_statistic_is_that_of_the_sums_of_the_same_problems_and_the_same_every_time():
-    first, again = (bootstrap_ratio([10.0, 90, 20], [1.0, 3, 2], "abc") for _ in range(2))
+    first, again = (
+        statistics.bootstrap_ratio([10.0, 90, 20], [1.0, 3, 2], "abc") for _ in range(2)
+    )
     assert first == again
     assert first.low <= first.estimate == 20.0 <= first.high
     tokens = np.array([100.0, 900.0, 300.0, 50.0])
     columns = (tokens, tokens / 100, tokens, tokens / 110)
-    found = bootstrap(columns, "abcd", lambda a0, a1, b0, b1: b0 / b1 - a0 / a1)
+    found = statistics.bootstrap(columns, "abcd", lambda a0, a1, b0, b1: b0 / b1 - a0 / a1)
     assert (found.estimate, found.low, found.high) == pytest.approx((10, 10, 10))
 
 
@@ -76,11 +66,13 @@ def test_empty_samples_and_values_without_units_are_refused():
 def test_the_interval_of_a_median_is_that_of_the_tables_and_covers():
     """Ranks of Conover's tables; without six values there is none."""
     for count, low, high in ((6, 1, 6), (9, 2, 8), (15, 4, 12), (25, 8, 18)):
-        found = median_interval(list(range(count, 0, -1)))
+        found = statistics.median_interval(list(range(count, 0, -1)))
         assert (found.low, found.high) == (low, high)
-    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]).low == -np.inf
+    assert statistics.median_interval([1.0, 2.0, 3.0, 4.0, 5.0]).low == -np.inf
     draws = np.random.default_rng(0).exponential(size=(400, 25))  # the median is log 2
-    covered = [(i := median_interval(row)).low <= np.log(2) <= i.high for row in draws.tolist()]
+    covered = [
+        (i := statistics.median_interval(row)).low <= np.log(2) <= i.high for row in draws.tolist()
+    ]
     assert 0.93 <= np.mean(covered) <= 1.0
 
 
@@ -157,14 +149,14 @@ def test_few_repetitions_give_wide_factors_and_none_gives_one():
 
 def test_shares_do_equal_work_where_every_seed_does_with_one_technique():
     runs = Noisy().runs
-    numbers = equal_work(runs, "llm_share", (0, 1))
+    numbers = statistics.equal_work(runs, "llm_share", (0, 1))
     assert numbers[0.2] == numbers[0.3] == numbers[0.4]
     assert len(set(numbers.values())) == 3
     other = runs.assign(technique=np.where(runs["llm_share"] == 0.3, "adaptive", "none"))
-    told = equal_work(other, "llm_share", (0, 1))
+    told = statistics.equal_work(other, "llm_share", (0, 1))
     assert told[0.2] == told[0.4] != told[0.3]
     runs.loc[(runs["llm_share"] == 0.4) & (runs["seed"] == 1), WORK[0]] += 1
-    assert equal_work(runs, "llm_share", (0, 1))[0.4] != numbers[0.3]
+    assert statistics.equal_work(runs, "llm_share", (0, 1))[0.4] != numbers[0.3]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -213,7 +205,7 @@ def test_a_run_that_is_missing_takes_its_seed_from_the_comparison_and_no_other()
 
 def test_a_paired_ratio_is_one_of_equal_work_and_else_of_its_seconds():
     """The study's main comparison: the same problems and seeds on both sides."""
-    table = paired_ratio(Noisy(noise=0.01, slow_end=2.0), by="llm_share", against=0.3)
+    table = statistics.paired_ratio(Noisy(noise=0.01, slow_end=2.0), by="llm_share", against=0.3)
     ratios = table.set_index("llm_share")
     assert tuple(ratios.loc[0.2]) == (1.0, 1.0, 1.0)
     assert ratios.loc[0.5, "value"] == pytest.approx(0.5, rel=0.05)
@@ -221,9 +213,7 @@ def test_a_paired_ratio_is_one_of_equal_work_and_else_of_its_seconds():
 
 
 def test_every_share_has_its_paired_ratio_to_a_third_of_the_memory():
-    """The split's main number: exactly 1 where both models did the same work, on every row of a
-    share; the nearest share where 0.3 was not run.
-    """
+    """Exactly 1 where both did the same work, on every row; to the nearest share without 0.3."""
     sweep = Noisy(noise=0.01, slow_end=2.0)
     rows = views.split_rows(sweep)
     columns = ["ratio", "ratio_low", "ratio_high"]
@@ -231,7 +221,7 @@ def test_every_share_has_its_paired_ratio_to_a_third_of_the_memory():
     ratios = rows[["llm_share", *columns]].drop_duplicates().set_index("llm_share")
     assert list(ratios.index) == list(SHARES)
     assert ratios.loc[0.2].tolist() == ratios.loc[0.3].tolist() == [1.0, 1.0, 1.0]
-    expected = paired_ratio(sweep, "llm_share", 0.3).set_index("llm_share").loc[0.5]
+    expected = statistics.paired_ratio(sweep, "llm_share", 0.3).set_index("llm_share").loc[0.5]
     assert ratios.loc[0.5].tolist() == expected.tolist() and expected["high"] < 0.6
     without = FakeSweep(shares=(0.08, 0.2, 0.5))
     assert set(views.split_rows(without).query("llm_share == 0.2")["ratio"]) == {1.0}

@@ -8,20 +8,14 @@ import pytest
 from tests.experiments.fake_sweep import FakeSweep
 from tests.experiments.fakes import fake_result
 from workbench.errors import ConfigError, ModelError, OutOfMemory, RunStoreError
+from workbench.experiments import study
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.export import tex
 from workbench.experiments.provenance import machine_facts, this_code
 from workbench.experiments.rows import split_rows
 from workbench.experiments.settings import split_runs, sweep_config
 from workbench.experiments.statistics import sentinel_drift
-from workbench.experiments.study import (
-    preview,
-    provenance,
-    provenance_here,
-    provenance_of,
-    remarks,
-    run_sweep,
-)
+from workbench.experiments.study import preview, provenance, provenance_of, remarks
 from workbench.plots import memory_split
 from workbench.trace import write_table
 
@@ -42,7 +36,7 @@ class Counting:
 
 
 def sweep(tmp_path, execute, config=CONFIG, **options):
-    return run_sweep(config, tmp_path, execute=one_by_one(execute), progress=False, **options)
+    return study.run_sweep(config, tmp_path, execute=one_by_one(execute), progress=False, **options)
 
 
 def test_every_run_once_and_never_again(tmp_path):
@@ -287,7 +281,7 @@ def test_the_commit_of_a_run_is_that_of_the_code_in_use(tmp_path, monkeypatch):
 
 
 def test_a_figure_names_the_machine_the_rung_and_the_one_seed_that_is_drawn():
-    other = provenance_here("dummy:llama-3.2-1b", "tiny-prm", "one problem")
+    other = study.provenance_here("dummy:llama-3.2-1b", "tiny-prm", "one problem")
     assert "(dummy weights); one problem; " in other
     assert machine_facts()["cpu"] in other
     assert "4 problems, seed 0 of 2 seeds" in provenance_of(FakeSweep(), seed=0)

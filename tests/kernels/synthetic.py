@@ -1,7 +1,5 @@
 """Random steps for kernels: what lies around the live keys and values is NaN."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -32,11 +30,11 @@ class Step:
         """Where attention is written: NaN before."""
         return self.qkv.new_full((len(self.qkv), self.heads * self.cache.head_dim), torch.nan)
 
-    def to(self, dtype: torch.dtype, device: str = "cpu") -> Step:
+    def to(self, dtype: torch.dtype, device: str = "cpu") -> "Step":
         cache = replace(self.cache, data=self.cache.data.to(device, dtype))
         return Step(self.qkv.to(device, dtype), cache, self.context)
 
-    def chunk(self, first: int, last: int) -> Step:
+    def chunk(self, first: int, last: int) -> "Step":
         """Only rows first .. last - 1 of the first sequence, which had none cached, and others'."""
         whole = self.context
         count = int(whole.query_start[1])

@@ -1,7 +1,5 @@
 """Instruction sets: inner loops keep their sums in registers, and every set gives the same bits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +9,8 @@ from llvmlite import binding, ir
 
 from tests.conftest import printed
 from workbench.errors import ConfigError
-from workbench.kernels.cpu.tiles import (
-    Tile,
-    emit_add_values,
-    emit_few_rows,
-    emit_score,
-    emit_score_turned,
-    emit_tile,
-    emit_widen,
-)
+from workbench.kernels.cpu import tiles
+from workbench.kernels.cpu.tiles import Tile, emit_add_values, emit_score, emit_score_turned
 from workbench.kernels.isa import ISA, SETS, InstructionSet, environment, host_sets
 
 LONG = ir.IntType(64)
@@ -33,9 +24,9 @@ def loops(kind: InstructionSet) -> dict[str, tuple[Emit, int]]:
     """Each inner loop of a set: what emits it, and how many int64 it takes."""
     quantised = (4, True)
     loops: dict[str, tuple[Emit, int]] = {
-        "tile": (lambda b, a: emit_tile(Tile(b, *kind.tile), *a), 7),
-        "widening": (lambda b, a: emit_widen(Tile(b, 1, kind.few[1]), quantised, *a), 5),
-        "few rows": (lambda b, a: emit_few_rows(Tile(b, *kind.few), quantised, *a), 9),
+        "tile": (lambda b, a: tiles.emit_tile(Tile(b, *kind.tile), *a), 7),
+        "widening": (lambda b, a: tiles.emit_widen(Tile(b, 1, kind.few[1]), quantised, *a), 5),
+        "few rows": (lambda b, a: tiles.emit_few_rows(Tile(b, *kind.few), quantised, *a), 9),
     }
     for shape in (kind.tile, kind.wide, (1, kind.single)):
         loops[f"score of {shape}"] = lambda b, a, s=shape: emit_score(Tile(b, *s), *a), 8

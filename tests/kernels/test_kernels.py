@@ -1,7 +1,5 @@
 """Kernels compute what the plain torch reference computes; the CPU's each row by itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -51,9 +49,7 @@ def test_attend_equals_reference(shape: str, batch: str, block_size: int) -> Non
     torch.testing.assert_close(attended(cpu, step), attended(reference, step), **close)
 
 
-def test_the_reference_attends_with_as_many_rows_as_little_memory_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_reference_attends_with_as_many_rows_as_little_memory_takes(monkeypatch) -> None:
     """However few scores it may hold at a time, it computes the same."""
     step = steps("odd_group", BATCHES["mixed"], 16)
     whole = attended(reference, step)
@@ -73,9 +69,7 @@ def ours(request: pytest.FixtureRequest) -> tuple[Kernels, torch.dtype, torch.de
 
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("shape", HEADS)
-def test_store_kv_equals_reference(
-    ours: tuple[Kernels, torch.dtype, torch.device], shape: str, block_size: int
-) -> None:
+def test_store_kv_equals_reference(ours, shape, block_size) -> None:
     """Rotation and the place of every key and value agree; nothing else in the cache changes."""
     kernels, dtype, device = ours
     step = random_step(HEADS[shape], BATCHES["mixed"], block_size, kernels.keys_by_position)
@@ -92,9 +86,7 @@ def test_store_kv_equals_reference(
 
 
 @pytest.mark.parametrize("width", [16, 37, 72, 100, 544])
-def test_norms_gates_and_logits_equal_reference(
-    ours: tuple[Kernels, torch.dtype, torch.device], width: int
-) -> None:
+def test_norms_gates_and_logits_equal_reference(ours, width) -> None:
     """At any width; far from zero a norm takes the mean out, and GELU is flat or straight."""
     kernels, dtype, device = ours
     draw = torch.Generator().manual_seed(width)

@@ -1,7 +1,5 @@
 """Products with packed weights: right, exact in every form, and each row by itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -43,9 +41,7 @@ def random_parts(operation: str, outputs: int, inputs: int) -> list[torch.Tensor
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("shape", [(72, 100), (128, 368), (300, 33), (1536, 64)])
-def test_products_equal_reference(
-    kernels: CpuKernels, shape: tuple[int, int], operation: str
-) -> None:
+def test_products_equal_reference(kernels, shape, operation) -> None:
     """Odd widths and depths, one row to more than a piece: as torch has it, up to rounding."""
     inputs, outputs = shape
     reference, parts = Kernels(CPU, torch.float32), random_parts(operation, *shape[::-1])
@@ -61,9 +57,7 @@ def test_products_equal_reference(
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_quantised_products_are_those_of_the_dequantised(
-    kernels: CpuKernels, kind: str, operation: str
-) -> None:
+def test_quantised_products_are_those_of_the_dequantised(kernels, kind, operation) -> None:
     """Kept quantised or as float32, equal weights give equal bits; and take fewer bytes."""
     gated = operation == "multiply_gated"
     parts = [random_blocks(kind, 80, 768, seed) for seed in range(2 if gated else 1)]

@@ -1,7 +1,5 @@
 """Blocks of every kind mean what the `gguf` package says they mean, bit for bit."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import pytest

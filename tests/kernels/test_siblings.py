@@ -1,7 +1,5 @@
 """Single rows that begin with the same blocks attend to them together, and nobody can tell."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -68,9 +66,7 @@ BLOCK, A, B = 16, [1, 2, 3, 4, 5, 6, 7, 8], [21, 22, 23, 24, 25, 26]
         ([A[:4]] * 30, 3, [(0, 16, 64), (16, 30, 64)]),  # 48 queries are a group's most
     ],
 )
-def test_rows_are_grouped_by_the_blocks_they_begin_with(
-    tables: list[list[int]], group: int, expected: list[tuple[int, int, int]]
-) -> None:
+def test_rows_are_grouped_by_the_blocks_they_begin_with(tables, group, expected) -> None:
     """Guards speed: what siblings have in common is read once; no result depends on it."""
     assert groups_of(families(*tables), group) == expected
 

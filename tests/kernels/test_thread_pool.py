@@ -1,7 +1,5 @@
 """Every piece of a kernel is worked on once, and kept kernels that are damaged cost a warning."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 import threading
@@ -148,9 +146,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 @pytest.mark.parametrize("left", ["nothing", "a half", "other bytes"])
-def test_a_damaged_file_is_compiled_around_and_its_folder_named(
-    kind: str, left: str, folder: Path
-) -> None:
+def test_a_damaged_file_is_compiled_around_and_its_folder_named(kind, left, folder) -> None:
     """As a full disk leaves it: once what was named is deleted, all are kept again."""
     assert multiplies()
     (file,) = folder.rglob(f"*.{kind}")
@@ -167,9 +163,7 @@ def test_a_damaged_file_is_compiled_around_and_its_folder_named(
     assert len(list(folder.rglob("*.nbc"))) == 1
 
 
-def test_kernels_compile_where_no_cache_folder_can_be_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kernels_compile_where_no_cache_folder_can_be_written(monkeypatch) -> None:
     """A read-only installation and home: compiled in memory, with the same results."""
     for locator in numba.core.caching.CacheImpl._locator_classes:
         monkeypatch.setattr(locator, "from_function", lambda *_: None)

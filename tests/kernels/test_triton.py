@@ -1,7 +1,5 @@
 """Triton kernels compute what their plain torch twins compute; on a CPU under the interpreter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokens chosen on the device are those of the sampler, row by row, and only ids leave it."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

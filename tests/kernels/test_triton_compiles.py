@@ -6,8 +6,6 @@ With the tiles that are used, for heads of 64 and 128, in bfloat16 and once in t
 processes of their own, since here kernels are interpreted. `pytest -rP` prints the table.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

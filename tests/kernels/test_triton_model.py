@@ -1,9 +1,6 @@
 """A whole model over the Triton kernels says what it says over the CPU's, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,9 +52,7 @@ def engine(model: str, **settings: Any) -> Engine:
 
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_an_engine_samples_the_same_tokens(
-    config: dict[str, Any], batch_invariant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_samples_the_same_tokens(config, batch_invariant, tmp_path, monkeypatch) -> None:
     """Prompts in chunks, then decodes of a changing batch, recorded ones too; greedy and drawn."""
     model = dummy(tmp_path, config)
     params = [GREEDY, DRAWN, GREEDY]
@@ -68,9 +63,7 @@ def test_an_engine_samples_the_same_tokens(
     assert [out.token_ids for out in ours.generate(PROMPTS, params)] == expected
 
 
-def test_all_sizes_are_captured_when_the_engine_is_made(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_sizes_are_captured_when_the_engine_is_made(model, monkeypatch) -> None:
     """The largest first, and nothing is stored meanwhile; no step captures one more."""
     expected = engine(model, max_model_len=64).generate(PROMPTS, DRAWN)
     captured: list[tuple[int, int]] = []
@@ -94,9 +87,7 @@ def test_all_sizes_are_captured_when_the_engine_is_made(
     assert captured == sizes
 
 
-def test_filters_and_log_probabilities_are_the_sampler_s(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filters_and_log_probabilities_are_the_sampler_s(model, monkeypatch) -> None:
     """By the same rules on the device."""
     params = SamplingParams(temperature=0.9, top_p=0.7, max_tokens=2, seed=1, logprobs=2,
                             ignore_eos=True)  # fmt: skip
@@ -107,9 +98,7 @@ def test_filters_and_log_probabilities_are_the_sampler_s(
     assert [set(each) for each in found.logprobs] == [set(each) for each in expected.logprobs]
 
 
-def test_a_reward_model_computes_the_columns_it_is_asked_for(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reward_model_computes_the_columns_it_is_asked_for(model, monkeypatch) -> None:
     """By the kernel that reads them where they lie: no matrix of columns is packed."""
     tokens, positions, columns = list(range(5, 16)), [3, 10], [7, 2]
     expected = engine(model).score(tokens, positions, columns).logits
@@ -120,9 +109,7 @@ def test_a_reward_model_computes_the_columns_it_is_asked_for(
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_blocks_that_kernels_cannot_read_are_refused_at_once(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_that_kernels_cannot_read_are_refused_at_once(model, monkeypatch) -> None:
     """When the engine is made, before anything is computed."""
     interpret(monkeypatch)
     with pytest.raises(ConfigError, match="block_size=24; the Triton kernels take powers of two"):

@@ -1,7 +1,5 @@
 """Products in fixed tiles are right, and a row's bits are its own whatever the batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

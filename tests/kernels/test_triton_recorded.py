@@ -1,7 +1,5 @@
 """Decoding steps recorded once and launched again, over whatever their arrays hold by then."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the Triton kernels do not take is refused by name; without triton plain torch serves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -59,9 +57,7 @@ def test_heads_and_blocks_are_refused(block_size: int, head_dim: int, said: str)
     ],
     ids=["head_dim", "block_size", "old GPU"],
 )
-def test_what_triton_does_not_serve_takes_plain_torch_or_nothing(
-    capability: tuple[int, int], sizes: dict[str, int], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_triton_does_not_serve_takes_plain_torch(capability, sizes, said, monkeypatch) -> None:
     """An error with the cause where rows must have bits of their own, else a warning with it."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     gpu = torch.device("cuda")

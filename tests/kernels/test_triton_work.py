@@ -1,7 +1,5 @@
 """The lists that attention is launched over: every row and position once, shared spans shared."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
@@ -40,9 +38,7 @@ def covered(work: StepWork, group: int) -> dict[tuple[int, int], int]:
     common=st.lists(st.integers(0, 9), min_size=6, max_size=6),
     group=st.sampled_from([1, 3, 8, 16]),
 )
-def test_every_row_sees_every_position_once(
-    sequences: list[tuple[int, int]], parents: list[int], common: list[int], group: int
-) -> None:
+def test_every_row_sees_every_position_once(sequences, parents, common, group) -> None:
     """Whatever is shared with whom, each row meets each position up to its own exactly once."""
     tables: list[list[int]] = []
     for s, (cached, new) in enumerate(sequences):

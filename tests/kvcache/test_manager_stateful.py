@@ -100,9 +100,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 class ArenaMachine(ManagerMachine):
-    """Under a static split a model behaves as one with blocks of its own, pages of any size and
-    whatever another model does.
-    """
+    """Under a static split a model behaves as one with blocks of its own, whatever others do."""
 
     def new_manager(self, num_blocks: int, block_size: int, caching: bool, **reuse: bool):
         page = PageShape(slabs=1, stripe=64 * (1 + num_blocks % 3))

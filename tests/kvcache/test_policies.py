@@ -6,15 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from workbench.kvcache import policies
 from workbench.kvcache.arena import BlockShape, KVArena, PageShape
-from workbench.kvcache.policies import (
-    FirstCome,
-    MarginalValue,
-    ModelState,
-    PhaseAware,
-    Policy,
-    StaticSplit,
-)
+from workbench.kvcache.policies import FirstCome, MarginalValue, ModelState
 
 SIZE = 4  # tokens a block
 PAGE = PageShape(slabs=1, stripe=256)
@@ -22,7 +16,7 @@ LLM = BlockShape("llm", 1, 64, floor_blocks=8)  # 4 blocks a page, floor of 2 pa
 PRM = BlockShape("prm", 1, 256, floor_blocks=4)  # 1 block a page, floor of 4 pages
 
 
-def arena_of(policy: Policy, share: float = 0.5) -> KVArena:
+def arena_of(policy: policies.Policy, share: float = 0.5) -> KVArena:
     kept = share if policy.keeps_split else None
     return KVArena(40 * PAGE.page_bytes, [LLM, PRM], policy, kept, page=PAGE)
 
@@ -56,7 +50,7 @@ def test_first_come_takes_all_but_the_floors_and_the_oldest_page_goes_first() ->
 
 
 def test_phase_aware_gives_the_pages_of_the_model_that_rests_to_the_one_that_runs() -> None:
-    arena = arena_of(PhaseAware())
+    arena = arena_of(policies.PhaseAware())
     llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
     fill(arena, "llm")
     assert held(arena) == [36, 0]
@@ -77,10 +71,7 @@ def steps(
     losses: tuple[float, float] = (0.0, 0.0),
     preempted: dict[int, int] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Splits of 64 pages after each step.
-
-    gains: of the two models up to then; losses: in each step; preempted: step -> which model was.
-    """
+    """Splits of 64 pages after each step; gains: up to then; preempted: step -> which model was."""
     policy.split([32, 32])
     splits, readmissions = [], [0, 0]
     for number, pair in enumerate(gains):
@@ -161,7 +152,7 @@ def search_like(arena: KVArena, llm_set: int, prm_set: int, rounds: int, seed: i
 def test_marginal_value_comes_near_the_best_static_split(sets: tuple[int, int, int]) -> None:
     """Its way there included, and without being told which model needs the memory."""
     shares = (0.1, 0.3, 0.5, 0.7, 0.9)
-    static = {s: search_like(arena_of(StaticSplit(), s), *sets) for s in shares}
+    static = {s: search_like(arena_of(policies.StaticSplit(), s), *sets) for s in shares}
     ours = search_like(arena_of(MarginalValue()), *sets)
     assert ours <= static[0.5]
     assert ours <= 1.05 * min(static.values())

@@ -1,7 +1,5 @@
 """Small GGUF files for tests, written by the `gguf` package as llama.cpp's converter would."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

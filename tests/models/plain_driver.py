@@ -1,7 +1,5 @@
 """Drives an executor without scheduler or cache manager: sequences, each with its own blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields
 

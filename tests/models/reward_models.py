@@ -1,7 +1,5 @@
 """Random reward models as published ones are stored: `transformers`' base and a head beside it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

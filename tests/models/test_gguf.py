@@ -1,7 +1,5 @@
 """A GGUF file gives the model it was made of, or nothing: every fault has its own error."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from itertools import product
@@ -15,16 +13,8 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 
 from tests.kernels.test_products import random_blocks
-from tests.models.gguf_making import (
-    BIASES,
-    CONFIG,
-    HEAD_DIM,
-    NAMES,
-    TOKENS,
-    VOCAB,
-    random_tensors,
-    write_gguf,
-)
+from tests.models import gguf_making as making
+from tests.models.gguf_making import NAMES, TOKENS, VOCAB, random_tensors, write_gguf
 from tests.models.plain_driver import Driver
 from tests.models.test_spec import STRETCHED
 from workbench.core import WantedLogits
@@ -52,7 +42,7 @@ def values(part: Any) -> np.ndarray:
     return part.dequantise() if isinstance(part, Quantised) else part.float().numpy()
 
 
-def refused(path: Path, message: str) -> None:
+def refused(path: Path | str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load_model(str(path))
 
@@ -110,7 +100,7 @@ def test_a_file_that_mixes_kinds_computes_what_it_would_in_float32(tmp_path: Pat
 def test_without_an_output_matrix_the_embedding_is_it(file: Path, tmp_path: Path) -> None:
     """And scalings that stretch nothing are read."""
     plain = model_spec(str(file))
-    assert plain == ModelSpec.from_config(CONFIG)
+    assert plain == ModelSpec.from_config(making.CONFIG)
     tensors = random_tensors()
     del tensors["lm_head.weight"]
     path = write_gguf(tmp_path / "tied.gguf", tensors)
@@ -123,7 +113,7 @@ def test_without_an_output_matrix_the_embedding_is_it(file: Path, tmp_path: Path
 
 
 def test_qwen2_has_biases_and_rows_as_they_are(tmp_path: Path) -> None:
-    tensors = random_tensors(NAMES | BIASES)
+    tensors = random_tensors(NAMES | making.BIASES)
     path = write_gguf(tmp_path / "model.gguf", tensors, arch="qwen2")
     weights = open_weights(open_source(path))
     for name, tensor in tensors.items():
@@ -134,7 +124,7 @@ def test_qwen2_has_biases_and_rows_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_llama3_factors_become_the_config_they_came_from(factor: float, tmp_path: Path) -> None:
     """A converter stores plain over stretched rotations; other factors are refused."""
-    config = CONFIG | {"rope_theta": 500000.0}
+    config = making.CONFIG | {"rope_theta": 500000.0}
     configs = (config, config | {"rope_scaling": STRETCHED | {"factor": factor}})
     plain, scaled = (rotary_frequencies(ModelSpec.from_config(c)) for c in configs)
     about = {"llama.rope.freq_base": 500000.0}
@@ -144,7 +134,7 @@ def test_llama3_factors_become_the_config_they_came_from(factor: float, tmp_path
     assert scaling is not None
     assert (scaling.factor, scaling.original_max_position) == (factor, 8192)
     for wrong in (2.0, 0.0, 0.5, math.nan, math.inf):
-        extra = {"rope_freqs.weight": np.full(HEAD_DIM // 2, wrong, np.float32)}
+        extra = {"rope_freqs.weight": np.full(making.HEAD_DIM // 2, wrong, np.float32)}
         path = write_gguf(tmp_path / "model.gguf", EMBEDDING, extra=extra)
         refused(path, r"rope_freqs.weight stretches rotations otherwise than Llama 3")
 

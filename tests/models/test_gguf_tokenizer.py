@@ -1,7 +1,5 @@
 """A GGUF file's tokenizer gives the ids of the tokenizer.json that the file was made of."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -144,8 +142,6 @@ PLAIN = ["<eos>", "h", "i", "Ġ", "hi", "Ġhi", "<t>"]
         ("tokens", ["a", *PLAIN, "x日"], r"'x日', a plain token with letters that stand for no"),
     ],
 )
-def test_other_tokenizers_are_refused(
-    key: str, value: object, message: str, tmp_path: Path
-) -> None:
+def test_other_tokenizers_are_refused(key, value, message, tmp_path) -> None:
     with pytest.raises(ModelError, match=message):
         read(tmp_path, {f"ggml.{key}": value})

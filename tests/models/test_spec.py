@@ -1,7 +1,5 @@
 """Sizes and work follow from the shapes, and configs that mean another model are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,8 +1,6 @@
-"""Realistic frames without a model: a PRM whose room shrinks with the share, an LLM whose room
-grows.
+"""Realistic frames without a model: a PRM's room shrinks with the share, an LLM's grows.
 
-A toy cache makes the trace (blocks are taken, cached, evicted), so its columns obey the laws of a
-real one.
+A toy cache makes the trace, so its columns obey the laws of a real one.
 """
 
 from itertools import product

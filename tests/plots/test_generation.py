@@ -1,7 +1,5 @@
 """The figures of one engine and of served load draw what their rows say; no fit is a cross."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

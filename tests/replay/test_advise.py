@@ -28,9 +28,7 @@ PEAKED = ("embedded", "a100-40")  # both ends lose; the 4090's PRM lacks room at
 
 @pytest.fixture(scope="module", autouse=True)
 def shallow():
-    """Searches to six steps, not forty, compared over four rounds, two steps of each beam, not
-    sixteen: half a second a replay.
-    """
+    """Searches of six steps, not forty, over four rounds, not sixteen: half a second a replay."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "DEPTH", 6)
         patch.setattr(module, "LEAST_ROUNDS", 4)
@@ -82,9 +80,7 @@ def test_the_recommended_share_is_within_two_percent_of_the_best_of_all(name) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 def test_a_whole_search_loses_nothing_on_its_plateau(name) -> None:
-    """At both ends and at the recommended share it takes as long as without limit, and nothing is
-    computed again. In tight memory no share holds one.
-    """
+    """It takes as long there as without limit, nothing is computed again; tight memory has none."""
     found, (models, settings) = advised(name), ASKED[name]
     assert found.whole == (name in ("a100-40", "l40s"))
     pair = Pair(Question(*models, **settings))

@@ -9,16 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import ConfigError, RecordingError
-from workbench.replay.cost import (
-    MeteredCost,
-    ModelWork,
-    StepCost,
-    StepWork,
-    Terms,
-    fit,
-    non_negative_least_squares,
-    spec_of,
-)
+from workbench.replay import cost as costs
+from workbench.replay.cost import ModelWork, StepCost, StepWork, Terms, fit
 from workbench.replay.devices import PRESETS, Device, load_device, write_device
 from workbench.replay.simulator import Costs, MeasuredRun, calibrated, replay
 from workbench.trace import Trace
@@ -28,7 +20,7 @@ MACHINE = Device("here", 1e11, 1e10, 2**30, "a test")
 
 def test_step_counts_agree_with_the_trace(measured) -> None:
     """Tokens of each plan are the trace's; every decoded token reads its whole context."""
-    meters = MeteredCost(), MeteredCost()
+    meters = costs.MeteredCost(), costs.MeteredCost()
     replayed = replay(measured.answers, Costs(*meters))
     for name, meter in zip(("llm", "prm"), meters, strict=True):
         steps = replayed.trace.steps[replayed.trace.steps["engine"] == name]
@@ -49,13 +41,13 @@ def test_work_of_a_step_is_the_sum_over_its_sequences(measured) -> None:
     work = StepWork(13, 3, keys, 2, 2, context)
     assert model.flops(work) == sum(model.spec.flops(*part) for part in parts)
     assert model.bytes(work) == model.weight_bytes + model.kv_bytes_per_token * (13 + context)
-    spec = spec_of(measured.recording.llm)
+    spec = costs.spec_of(measured.recording.llm)
     assert model.kv_bytes_per_token == spec.kv_bytes_per_token(4)
 
 
 def test_a_decode_is_bound_by_bytes_and_a_prefill_by_operations(measured) -> None:
     """Of a thesis-size model on an A100: the roofline's two sides."""
-    spec = replace(spec_of(measured.recording.llm), layers=16, hidden=2048, intermediate=8192)
+    spec = replace(costs.spec_of(measured.recording.llm), layers=16, hidden=2048, intermediate=8192)
     cost = StepCost(
         ModelWork(spec, spec.weight_bytes(2), spec.kv_bytes_per_token(2)), PRESETS["a100-80"]
     )
@@ -98,7 +90,7 @@ def test_least_squares_without_negative_factors_is_the_best(seed) -> None:
     """The optimum's conditions hold: no factor below 0, and no step downhill stays allowed."""
     draw = np.random.default_rng(seed)
     table, wanted = draw.normal(size=(12, 4)), draw.normal(size=12)
-    found = non_negative_least_squares(table, wanted)
+    found = costs.non_negative_least_squares(table, wanted)
     slope = table.T @ (table @ found - wanted)
     assert (found >= 0).all()
     assert (slope >= -1e-8).all()

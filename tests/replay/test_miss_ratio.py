@@ -6,14 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
+from workbench.replay import miss_ratio as curves
 from workbench.replay.cost import MeteredCost
-from workbench.replay.miss_ratio import (
-    LoggedCache,
-    curve_sizes,
-    miss_ratio,
-    optimal_hits,
-    run_calls,
-)
+from workbench.replay.miss_ratio import miss_ratio, optimal_hits, run_calls
 from workbench.replay.simulator import Costs, SharedMemory, search_calls
 
 FREE = Costs(MeteredCost(0.001), MeteredCost(0.001))
@@ -37,7 +32,7 @@ def by_curve(row) -> list[int] | None:
 def test_every_size_equals_the_manager(data) -> None:
     """Prompts that share beginnings, growing and leaving in any order, computed wholly or not."""
     draw, size = data.draw, data.draw(st.sampled_from([1, 2, 3]))
-    cache = LoggedCache(draw(st.integers(8, 40)), size)
+    cache = curves.LoggedCache(draw(st.integers(8, 40)), size)
     running: dict[int, list[int]] = {}
     known: list[list[int]] = []
     for number in range(draw(st.integers(1, 30))):
@@ -71,7 +66,7 @@ PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=4)  # blocks of a pro
 @given(st.lists(st.tuples(PROMPTS, st.integers(0, 3)), min_size=1, max_size=25))
 def test_the_optimum_is_never_below_lru(order) -> None:
     """Prompts that share beginnings, up to four at once: at every size it hits as much or more."""
-    cache = LoggedCache(100, 2)
+    cache = curves.LoggedCache(100, 2)
     running: list[int] = []
     for number, (blocks, most) in enumerate(order):
         assert cache.allocate(number, [b for block in blocks for b in (block, block)] + [9])
@@ -109,11 +104,9 @@ def test_a_real_search_is_near_the_manager_at_every_size(measured) -> None:
         assert curve["hit_ratio"].iloc[-1] > curve["hit_ratio"].iloc[1]
 
 
-def test_the_sizes_of_a_curve_reach_from_what_does_not_fit_to_where_nothing_is_evicted(
-    measured,
-) -> None:
+def test_sizes_reach_from_what_does_not_fit_to_where_nothing_is_evicted(measured) -> None:
     for calls in calls_of(measured, **ROOMY):
-        curve = miss_ratio(calls, curve_sizes(calls, 8))
+        curve = miss_ratio(calls, curves.curve_sizes(calls, 8))
         assert not curve["fits"].iloc[0]
         assert curve["fits"].sum() >= 5
         assert curve["evicted"].iloc[-1] == 0
@@ -123,7 +116,7 @@ def test_the_sizes_of_a_curve_reach_from_what_does_not_fit_to_where_nothing_is_e
 
 def test_the_optimum_by_hand() -> None:
     """Three prompts in turn where one stays beside the one that runs: LRU never hits."""
-    cache = LoggedCache(3, 1)
+    cache = curves.LoggedCache(3, 1)
     for number, token in enumerate([1, 2, 3] * 3):
         cache.allocate(number, [token, 9])
         cache.free(number, 1)

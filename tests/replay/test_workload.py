@@ -8,20 +8,11 @@ import pytest
 from workbench.bench.search import PLANS, make_recording
 from workbench.errors import ConfigError, RecordingError
 from workbench.experiments.settings import VOTE_ONLY
+from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
 from workbench.replay.simulator import replay
-from workbench.replay.workload import (
-    FOLDER,
-    MAX_MODEL_LEN,
-    Assumptions,
-    from_completions,
-    load_recording,
-    math500_lengths,
-    recording_names,
-    recording_path,
-    thesis_search,
-)
+from workbench.replay.workload import load_recording, recording_path, thesis_search
 from workbench.search.recording import read_recording, write_recording
 from workbench.search.result import node_id
 from workbench.search.variants import STRATEGIES
@@ -38,11 +29,11 @@ def search():
 def test_the_problems_are_those_of_the_study() -> None:
     """128 problems by the study's rule, with MATH-500's levels."""
     named = (DATA / "math500_128_seed0.txt").read_text().split()
-    assert [row.id for row in math500_lengths(128)] == named
+    assert [row.id for row in workload.math500_lengths(128)] == named
     levels = dict(r.split(",") for r in (DATA / "math500_levels.csv").read_text().split()[1:])
-    assert {row.id: str(row.level) for row in math500_lengths()} == levels
+    assert {row.id: str(row.level) for row in workload.math500_lengths()} == levels
     with pytest.raises(ConfigError, match="1 to 500"):
-        math500_lengths(501)
+        workload.math500_lengths(501)
 
 
 def test_a_seed_names_a_search(search) -> None:
@@ -78,8 +69,8 @@ def test_requests_fit_both_models(search) -> None:
         judged = {(): 0}
         for solution in problem.solutions:
             judged[solution.steps] = judged[solution.steps[:-1]] + len(solution.tokens)
-        assert max(held.values()) < MAX_MODEL_LEN
-        assert max(judged.values()) < MAX_MODEL_LEN
+        assert max(held.values()) < workload.MAX_MODEL_LEN
+        assert max(judged.values()) < workload.MAX_MODEL_LEN
         last = max(problem.steps, key=lambda step: len(step.path))
         assert last.finish_reason == "eos" or len(last.path) == 40
 
@@ -88,26 +79,26 @@ def test_assumptions_do_what_they_say() -> None:
     """Longer solutions take more steps; twins repeat a sibling; solutions that never end go on."""
 
     def depth(**given: float) -> float:
-        found = thesis_search(num_problems=10, n=4, assumptions=Assumptions(**given))
+        found = thesis_search(num_problems=10, n=4, assumptions=workload.Assumptions(**given))
         return sum(max(len(s.path) for s in p.steps) for p in found.problems) / 10
 
     usual = depth()
     assert depth(length_ratio=4.0) > usual > depth(length_ratio=0.5)
     assert depth(endless=1.0) == 40
     assert depth(step_tokens=80.0) < usual
-    twins = thesis_search(num_problems=5, n=4, assumptions=Assumptions(twins=1.0))
+    twins = thesis_search(num_problems=5, n=4, assumptions=workload.Assumptions(twins=1.0))
     assert all(len({s.tokens for s in p.steps if len(s.path) == 1}) == 1 for p in twins.problems)
     with pytest.raises(ConfigError, match=r"twins is 1.5; allowed: in .0, 1"):
-        Assumptions(twins=1.5)
+        workload.Assumptions(twins=1.5)
     with pytest.raises(ConfigError, match="step_tokens"):
-        Assumptions(step_tokens=0.0)
+        workload.Assumptions(step_tokens=0.0)
 
 
 def test_every_recording_is_planned_and_described() -> None:
     """Made again by name, named by the card, small, as planned, with the models' shapes."""
-    names = recording_names()
+    names = workload.recording_names()
     assert set(names) == set(PLANS)
-    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+    card = (workload.FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in card for name in names)
     assert sum(recording_path(name).stat().st_size for name in names) < LARGEST_BYTES
     for name in names:
@@ -163,7 +154,7 @@ def tokenize(text: str) -> list[int]:
 def recording():
     """Of rows as they are read from the set's file."""
     rows = json.loads(json.dumps([ROW, {**ROW, "unique_id": "test/made/2.json", "level": 2}]))
-    return from_completions(rows, tokenize, beam_width=2, max_depth=6)
+    return workload.from_completions(rows, tokenize, beam_width=2, max_depth=6)
 
 
 def test_the_final_beams_are_in_the_tree(recording) -> None:
@@ -208,4 +199,4 @@ def test_pruned_siblings_are_modelled_and_lose(recording) -> None:
 def test_other_rows_are_refused(rows, message) -> None:
     """A missing column, lists that do not match, an empty text, several n, nothing at all."""
     with pytest.raises(RecordingError, match=message):
-        from_completions(rows, tokenize)
+        workload.from_completions(rows, tokenize)

@@ -4,8 +4,6 @@ It keeps the engine's promises (stop strings, lengths, noise by seed and absolut
 search can be tested without a model; how many requests it runs at once is a setting.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable

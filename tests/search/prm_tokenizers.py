@@ -5,8 +5,6 @@
 the piece that follows), with the pieces that Math-Shepherd looks up.
 """
 
-from __future__ import annotations
-
 import json
 import string
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each PRM format writes what its model was trained on, step by step, and is found by its model."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 
@@ -83,13 +81,8 @@ def test_the_law_of_growing_inputs(prm_of, name, steps, other):
     ("name", "mark", "columns"),
     [("qwen2.5-math-prm", "<extra_0>", (1, 0)), ("math-shepherd", "ки", None)],
 )
-def test_the_input_is_the_model_cards_text_cut_at_each_mark(
-    prm_of, tokenizers, name, mark, columns
-):
-    """The cards tokenise the whole: a chat with <extra_0> after each step, or a text with "ки".
-
-    The verdict of a good step comes first.
-    """
+def test_the_input_is_the_model_card_text_cut_at_each_mark(prm_of, tokenizers, name, mark, columns):
+    """The whole tokenised, with <extra_0> or "ки" after each step; a good verdict comes first."""
     tokenizer, steps = tokenizers[name], [step.strip() for step in STEPS]
     if name == "math-shepherd":
         text = "What is 2 + 3? " + " ки\n".join(steps) + " ки"

@@ -1,7 +1,5 @@
 """Scores of each PRM format equal what `transformers` makes of the same tokens, within 1e-4."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -12,19 +12,8 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import ConfigError, ProblemFileError
-from workbench.search.problems import (
-    LARGEST_TOTAL,
-    LEVEL_OPERATIONS,
-    LEVELS,
-    Problem,
-    draw_terms,
-    is_held_out,
-    load_problems,
-    pick_uniformly,
-    problem_text,
-    read_problems,
-    tiny_problems,
-)
+from workbench.search import problems
+from workbench.search.problems import LEVELS, Problem, load_problems, pick_uniformly
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -45,7 +34,7 @@ def test_tiny_is_uniform_over_levels():
 
 def test_math500_rows_are_read_without_their_solutions():
     """The worked solution would be an answer leaking in; only the final answer is kept."""
-    found = read_problems(DATA / "math500_sample.json")
+    found = problems.read_problems(DATA / "math500_sample.json")
     rows = json.loads((DATA / "math500_sample.json").read_text())
     assert [p.answer for p in found] == [row["answer"] for row in rows]
     assert [p.id for p in found] == [row["unique_id"] for row in rows]
@@ -74,7 +63,7 @@ def test_a_level_that_runs_out_leaves_its_turns_to_the_others():
 
 def test_gsm8k_answers_are_the_number_after_the_marks():
     """question/answer rows; an empty line and a line separator inside a text are no rows."""
-    found = read_problems(DATA / "gsm8k_like.jsonl")
+    found = problems.read_problems(DATA / "gsm8k_like.jsonl")
     assert [p.answer for p in found] == ["1040", "4"]
     assert "####" not in repr(found)
     assert len({p.id for p in found}) == 2
@@ -153,10 +142,10 @@ def test_math500_offline_says_what_to_do(monkeypatch):
 @pytest.mark.parametrize("level", LEVELS)
 def test_problems_are_held_out_of_their_level_and_their_answers_right(level: int):
     """A level is its number of operations; the prompt holds the terms and nothing else."""
-    counts, (fewest, most) = set(), LEVEL_OPERATIONS[level]
-    for problem in tiny_problems(60, levels=[level], seed=1):
+    counts, (fewest, most) = set(), problems.LEVEL_OPERATIONS[level]
+    for problem in problems.tiny_problems(60, levels=[level], seed=1):
         digest = hashlib.sha256(problem.problem.encode()).hexdigest()
-        assert int(digest, 16) % 8 == 0 and is_held_out(problem.problem)
+        assert int(digest, 16) % 8 == 0 and problems.is_held_out(problem.problem)
         chain = re.fullmatch(r"Compute ([0-9+-]+)\.", problem.problem)[1]
         assert str(sum(map(int, re.findall(r"[+-]?\d+", chain)))) == problem.answer
         assert problem.level == level
@@ -169,9 +158,9 @@ def test_every_level_has_ten_thousand_held_out_problems_of_small_totals(level: i
     """Of the shortest ones there are least; of the others a tenth of it is looked at."""
     rng, held_out, draws = random.Random(level), set(), 0
     while len(held_out) < (10_000 if level == LEVELS[0] else 1_000):
-        terms = draw_terms(rng.randint(*LEVEL_OPERATIONS[level]), rng)
-        assert min(accumulate(terms)) >= 0 and max(accumulate(terms)) <= LARGEST_TOTAL
-        text = problem_text(terms)
-        held_out |= {text} if is_held_out(text) else set()
+        terms = problems.draw_terms(rng.randint(*problems.LEVEL_OPERATIONS[level]), rng)
+        assert min(accumulate(terms)) >= 0 and max(accumulate(terms)) <= problems.LARGEST_TOTAL
+        text = problems.problem_text(terms)
+        held_out |= {text} if problems.is_held_out(text) else set()
         draws += 1
         assert draws < 200_000

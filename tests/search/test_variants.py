@@ -16,27 +16,37 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.search.conftest import tree
-from tests.search.test_strategies import drive, generated
 from workbench import config
 from workbench.core import node_seed
 from workbench.errors import ConfigError
+from workbench.search import variants
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.search import run_search
-from workbench.search.strategies import BeamSearch, BestOfN, Step
-from workbench.search.variants import (
-    DORA,
-    DVTS,
-    ETS,
-    REBASE,
-    STRATEGIES,
-    Lookahead,
-    ParticleFilter,
-    SelfConsistency,
-)
+from workbench.search.strategies import BeamSearch, BestOfN, Generate, Step, split_steps
+from workbench.search.variants import DORA, DVTS, ETS, REBASE, STRATEGIES, SelfConsistency
 
 PROBLEM = Problem("p", "What is 1+1?")
 TEXTS = ("add one\n\n", "add  one\n\n", "take two away\n\n", "12+7=19\n\n")
+
+
+def drive(search, step_of, score_of):
+    """Run a search with functions for replies; the outcome and everything it asked."""
+    asked, reply = [], None
+    try:
+        while True:
+            request = search.send(reply)
+            asked.append(request)
+            if isinstance(request, Generate):
+                reply = [step_of(beam) for beam in request.beams]
+            else:
+                reply = [tuple(score_of(beam)) for beam in request.beams]
+    except StopIteration as end:
+        return end.value, asked
+
+
+def generated(asked):
+    return [[beam.path for beam in r.beams] for r in asked if isinstance(r, Generate)]
 
 
 class Canned:
@@ -265,9 +275,7 @@ def test_dvts(seed, ends, levels, aggregation, n, max_depth, beam_width):
 
 
 def judged_ahead(canned, n, beam_width, max_depth, lookahead):
-    """What is sampled and votes where beams are judged by their first child's first child; what
-    a survivor has is not sampled again.
-    """
+    """Beams are judged by their first child's first child; what is sampled once stays."""
     sampled, voting, known, survivors = [], [], set(), [()]
 
     def sample(paths):
@@ -296,7 +304,7 @@ def judged_ahead(canned, n, beam_width, max_depth, lookahead):
 @on_trees(beam_width=st.integers(1, 4), lookahead=st.integers(1, 3))
 def test_lookahead(seed, ends, levels, aggregation, n, max_depth, beam_width, lookahead):
     canned = Canned(seed, ends, levels, aggregation)
-    strategy = Lookahead(n, beam_width, max_depth, lookahead, aggregation)
+    strategy = variants.Lookahead(n, beam_width, max_depth, lookahead, aggregation)
     assert canned.play(strategy) == judged_ahead(canned, n, beam_width, max_depth, lookahead)
 
 
@@ -339,7 +347,7 @@ def test_particle_filter(seed, ends, levels, aggregation, n, max_depth, temperat
         ]
         if not nodes:
             break
-    strategy = ParticleFilter(n, max_depth, temperature, aggregation, seed)
+    strategy = variants.ParticleFilter(n, max_depth, temperature, aggregation, seed)
     assert canned.play(strategy) == (sampled, sorted(particles))
 
 
@@ -357,6 +365,23 @@ def test_self_consistency_asks_no_score_and_poses_the_problem_in_its_words(fake_
     chat = llm.tokenizer.encode_chat([{"role": "user", "content": asked}])
     assert {tokens for tokens, _, _ in llm.asked} == {tuple(chat)}
     assert {(params.stop, params.max_tokens) for _, params, _ in llm.asked} == {((), 99)}
+
+
+def test_finish_at_limit_samples_the_last_step_to_the_end():
+    """Search and Learn's way: no stop string in the last iteration, and more tokens."""
+    search = BeamSearch(n=2, beam_width=1, max_depth=2, finish_at_limit=True, limit_tokens=99)
+    step = Step((1,), "s\n\n", "stop")
+    _, asked = drive(search.search(PROBLEM), lambda _: step, lambda beam: [0.5] * len(beam.steps))
+    requests = [request for request in asked if isinstance(request, Generate)]
+    assert [(r.stop, r.max_tokens) for r in requests] == [(("\n\n",), None), ((), 99)]
+
+
+def test_completions_are_split_at_blank_lines():
+    """Search and Learn would score an empty last step; ours has 1, 2, 2, 2 steps."""
+    assert split_steps("a") == ("a",)
+    assert split_steps("a\n\nb") == split_steps("a\n\n\n\nb") == ("a\n\n", "b")
+    assert split_steps("a\n\nb\n\n") == ("a\n\n", "b\n\n")
+    assert split_steps("") == split_steps(" \n\n ") == ()
 
 
 # -- all of them --
@@ -400,7 +425,7 @@ def test_no_token_depends_on_batches_or_problems_in_flight(name, fake_engine):
         (DVTS, {"n": 6}, r"DVTS.n is 6; allowed: multiples of beam_width \(4\)"),
         (REBASE, {"balance_temperature": 0}, "balance_temperature is 0; allowed: >= 1e-06"),
         (ETS, {"sharing_weight": -1}, "sharing_weight is -1"),
-        (ParticleFilter, {"seed": 0.5}, "seed is 0.5; allowed: a whole number or None"),
+        (variants.ParticleFilter, {"seed": 0.5}, "seed is 0.5; allowed: a whole number or None"),
         (SelfConsistency, {"examples": "Q: 1"}, "examples is 'Q: 1'; allowed: a list of texts"),
     ],
 )

@@ -21,16 +21,24 @@ SOLVER, PROBLEM = "tiny-solver", "Compute 7-3+12."
 CHAT = [{"role": "user", "content": PROBLEM}]
 
 
+def client_of(service, key="none"):
+    return openai.OpenAI(base_url=f"{service.url}/v1", api_key=key, max_retries=0)
+
+
 @pytest.fixture(scope="module")
 def client(service):
-    return openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
+    return client_of(service)
+
+
+def twin(service, name):
+    """The same weights in an engine of its own."""
+    weights = service.thread.engines[name].weights
+    return Engine(name, weights=weights, kv_memory="8MiB", max_model_len=512)
 
 
 @pytest.fixture(scope="module")
 def engine(service):
-    """The same weights in an engine of its own."""
-    return Engine(SOLVER, weights=service.thread.engines[SOLVER].weights, kv_memory="8MiB",
-                  max_model_len=512)  # fmt: skip
+    return twin(service, SOLVER)
 
 
 def told(service, path, body=None):
@@ -76,9 +84,7 @@ def test_a_seed_gives_the_engine_s_own_tokens(client, engine):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings_end_the_text_before_them(client, engine, stream):
-    """The text ends where the first stop string begins, and a stream never shows a part of one; a
-    stop id is no part of the text either.
-    """
+    """The text ends where the first begins; no stream shows a part; a stop id is no text either."""
 
     def said(**more):
         asked = {"model": SOLVER, "messages": CHAT, "temperature": 0, **more}
@@ -144,9 +150,7 @@ def test_models_tokens_and_states(service, client):
 
 
 def test_metrics_mean_what_vllm_s_mean():
-    """A preempted request waits, and is counted when it is; a token is when it is sampled, whatever
-    becomes of its request.
-    """
+    """A preempted request waits and is counted then, a token when sampled, whatever comes of it."""
     shape = block_shape(SOLVER, max_model_len=SMALL["max_model_len"])
     least = shape.floor_blocks * shape.block_bytes  # of one request, and too little for two
     with running((f"{SOLVER}={least * 5 // 4}",)) as service:
@@ -158,8 +162,7 @@ def test_metrics_mean_what_vllm_s_mean():
             return submit(plan)
 
         engine.executor.submit = watched
-        url = f"{service.url}/v1"
-        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        client = client_of(service)
         asked = {"model": SOLVER, "prompt": PROBLEM, "extra_body": {"ignore_eos": True}}
         gone = client.completions.create(**asked, max_tokens=400, stream=True)
         tokens = [next(gone) for _ in range(5)]
@@ -179,8 +182,7 @@ def test_metrics_mean_what_vllm_s_mean():
 
 def test_reward_models_answer_in_vllm_s_shapes(service):
     """/pooling gives [bad, good] after each step, /generative_scoring the same from its labels."""
-    prm = PRM(Engine("tiny-prm", weights=service.thread.engines["tiny-prm"].weights,
-                     kv_memory="8MiB", max_model_len=512))  # fmt: skip
+    prm = PRM(twin(service, "tiny-prm"))
     first = prm.first_input(PROBLEM, "do 7-3=4, then 4+12")
     both = prm.next_input(first, "do 4+12=17, then 17")
     logits = prm.engine.score(both, [len(first) - 1, len(both) - 1], prm.columns).logits
@@ -206,21 +208,13 @@ def test_reward_models_answer_in_vllm_s_shapes(service):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_search_is_a_model(service, client, stream):
     """run_search's solution with the same seed, while others ask the engines; its tree is kept."""
-    llm, prm = (
-        Engine(name, weights=service.thread.engines[name].weights, kv_memory="8MiB",
-               max_model_len=512)
-        for name in (SOLVER, "tiny-prm")
-    )  # fmt: skip
+    llm, prm = (twin(service, name) for name in (SOLVER, "tiny-prm"))
     wanted = run_search(
         Problem("asked", PROBLEM), llm=llm, prm=PRM(prm), strategy=BeamSearch(n=8), seed=5
     )
     total = wanted.problems["tokens"].sum()
-    asked = {
-        "model": "search/beam",
-        "messages": CHAT,
-        "seed": 5,
-        "extra_body": {"search": {"n": 8}},
-    }
+    asked = {"model": "search/beam", "messages": CHAT, "seed": 5}
+    asked["extra_body"] = {"search": {"n": 8}}
     other = client.chat.completions.create(model=SOLVER, messages=CHAT, stream=True)
     if stream:
         asked["stream_options"] = {"include_usage": True}
@@ -297,15 +291,12 @@ def test_heavy_work_is_not_the_event_loop_s(service, monkeypatch):
 
 
 def test_keys_deadlines_and_a_full_queue():
-    """401, 504 with the blocks freed, 503 whatever n is; a stream that is late ends with the
-    client's error.
-    """
+    """401, 504 with blocks freed, 503 whatever n is; a late stream ends with the client's error."""
     with running((SOLVER,), api_key="secret", max_queue=0) as service:
-        url = f"{service.url}/v1"
         with pytest.raises(openai.AuthenticationError) as wrong:
-            openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
+            client_of(service, "wrong").models.list()
         assert wrong.value.response.headers["www-authenticate"] == "Bearer"
-        client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0)
+        client = client_of(service, "secret")
         asked = {"model": SOLVER, "prompt": PROBLEM, "extra_body": {"ignore_eos": True}}
         places = service.thread.engines[SOLVER].config.max_num_seqs
         busy = client.completions.create(**asked, n=places, max_tokens=400, stream=True)
@@ -324,12 +315,10 @@ def test_keys_deadlines_and_a_full_queue():
         assert never.value.param == "n"
         busy.close()
     with running((f"{SOLVER}=16MiB",), timeout=0.3) as service:
-        client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
-        step = service.thread.engines[SOLVER].executor.submit
-        service.thread.engines[SOLVER].executor.submit = lambda plan: (
-            time.sleep(0.05),
-            step(plan),
-        )[1]
+        client = client_of(service)
+        executor = service.thread.engines[SOLVER].executor
+        step = executor.submit
+        executor.submit = lambda plan: time.sleep(0.05) or step(plan)
         asked = {"model": SOLVER, "prompt": PROBLEM, "max_tokens": 400}
         asked["extra_body"] = {"ignore_eos": True}
         with pytest.raises(openai.InternalServerError) as late:

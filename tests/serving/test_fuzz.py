@@ -1,6 +1,4 @@
-"""Requests drawn from the server's own OpenAPI description, right and wrong: each is answered or
-refused in OpenAI's shape, never with a fault of the server.
-"""
+"""Requests drawn from the server's OpenAPI description: answered or refused, never its fault."""
 
 import json
 

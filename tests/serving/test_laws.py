@@ -1,6 +1,4 @@
-"""The law of the server: whatever clients, clocks and steps do, each request ends once, and nothing
-of it is left.
-"""
+"""The server's law: whatever clients, clocks and steps do, each request ends once, wholly."""
 
 import asyncio
 import json
@@ -390,17 +388,22 @@ def test_what_a_client_that_is_gone_did_not_read_is_dropped():
     asyncio.run(scenario())
 
 
+def unplayed(service):
+    """A search that was asked for and not begun."""
+    body = ChatRequest(**(CHAT | {"model": "search/best_of_n"}))
+    pair = searches.pair_of([*service.thread.engines.values()])
+    return SearchRun(body, service.thread, pair, service._proofs)
+
+
 def test_a_search_given_up_while_it_waits_leaves_its_place(service, monkeypatch):
     """Its state says so at once, and it is never begun."""
     held, begun = threading.Event(), list[str]()
     monkeypatch.setattr(SearchRun, "play", lambda run, told: begun.append("") or held.wait(30))
-    pool, run = service._searchers, None
+    pool = service._searchers
     for _ in range(server.MOST_SEARCHES):
         pool.submit(SearchRun.play, None, None)
     until(lambda: len(begun) == server.MOST_SEARCHES)
-    pair = searches.pair_of([*service.thread.engines.values()])
-    body = ChatRequest(**(CHAT | {"model": "search/best_of_n"}))
-    run = SearchRun(body, service.thread, pair, service._proofs)
+    run = unplayed(service)
     run.played = pool.submit(run.play, None)
     run.cancel()
     assert run.state["status"] == "failed" and "given up" in run.state["error"]
@@ -412,9 +415,7 @@ def test_a_search_given_up_asks_for_nothing_more(service, monkeypatch):
     """Guards that one which is cancelled before it submits does not fill the queue."""
     asked, told = list[Job](), list[Refused]()
     monkeypatch.setattr(service.thread, "submit", asked.extend)
-    pair = searches.pair_of([*service.thread.engines.values()])
-    body = ChatRequest(**(CHAT | {"model": "search/best_of_n"}))
-    run = SearchRun(body, service.thread, pair, service._proofs)
+    run = unplayed(service)
     run.cancel()
     run.play(told.append)
     assert not asked and run.state["status"] == "failed" and told[0].status == 503

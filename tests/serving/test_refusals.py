@@ -98,9 +98,7 @@ def ask(service, path, body, headers=()):
     ],
 )
 def test_a_verifier_without_marks_has_no_verdicts_to_pool(tmp_path, name, said):
-    """Guards that no mark is read of a model whose verdict follows a critique, or whose tokenizer
-    does not know the marks of the family that it is named after.
-    """
+    """Its verdict follows a critique, or its tokenizer lacks the marks of its name's family."""
     verifier = tmp_path / name
     copytree(find_model("tiny-solver"), verifier)
     with running((str(verifier),)) as service:
@@ -126,9 +124,7 @@ def test_what_is_wrong_is_refused_by_name(service, path, body, field):
 
 
 def test_what_asks_for_nothing_is_as_good_as_absent(service):
-    """Guards that a chat goes on with a reply as the `openai` client writes it, nulls and all, and
-    that a search takes fields at their defaults.
-    """
+    """A chat goes on with a reply of the `openai` client, nulls and all; so do defaults."""
     reply = ChatCompletionMessage(role="assistant", content="2").model_dump()
     assert None in reply.values()
     part = {"type": "text", "text": "Compute 1+1.", "image_url": None}
@@ -200,9 +196,7 @@ def test_what_is_no_http_is_refused(service):
 
 
 def test_paths_and_the_server_afterwards(service):
-    """404 and 405 in the same shape; after all of this the server answers as before, and the
-    description of its requests is there.
-    """
+    """404 and 405 in the same shape; after all of this the server answers and is described."""
     for path, body, status, param in (
         ("/nothing", None, 404, "path"),
         ("/health", b"{}", 405, "method"),

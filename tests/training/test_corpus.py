@@ -1,25 +1,17 @@
 """Guards the corpus of the embedded models: true labels, stated slips, nothing held out in it."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from itertools import islice, pairwise
 
 import pytest
 
-from workbench.training.corpus import (
-    STUDENT,
-    StudentRates,
-    has_carry,
-    is_right,
-    training_solutions,
-    value_left,
-)
+from workbench.training import corpus
+from workbench.training.corpus import STUDENT, StudentRates, is_right, value_left
 
 
 def solutions(count: int, seed: int = 0, rates: StudentRates = STUDENT, longest: int = 24):
-    stream = training_solutions(range(2, longest + 1), random.Random(seed), [rates])
+    stream = corpus.training_solutions(range(2, longest + 1), random.Random(seed), [rates])
     return list(islice(stream, count))
 
 
@@ -73,7 +65,7 @@ def test_slips_come_at_the_stated_rate_and_a_forgotten_carry_is_ten_too_little()
         before = work.terms
         for step in work.steps[:-1]:
             change = sum(step.left) - sum(before)
-            possible = any(has_carry(*pair) for pair in pairwise(before[:4]))
+            possible = any(corpus.has_carry(*pair) for pair in pairwise(before[:4]))
             if change == -10 and possible:
                 forgotten += 1
             elif step.kind in ("merge", "verbose"):
@@ -92,5 +84,5 @@ def _carries(work) -> int:
         if step.kind != "check":
             pair = step.text.split("=")[0].split(":")[0].split(" ")[1]
             cut = max(pair.rfind("+"), pair.rfind("-"))
-            count += has_carry(int(pair[:cut]), int(pair[cut:]))
+            count += corpus.has_carry(int(pair[:cut]), int(pair[cut:]))
     return count

@@ -1,7 +1,5 @@
 """Guards the training set-up: template laws, targets in place, a widening that loses nothing."""
 
-from __future__ import annotations
-
 import random
 from itertools import islice, pairwise
 
@@ -14,15 +12,8 @@ import transformers
 
 from workbench.errors import ConfigError
 from workbench.tokenizer import Tokenizer
-from workbench.training.corpus import (
-    ASSISTANT,
-    END,
-    USER,
-    build_tokenizer,
-    save_tokenizer,
-    system_prefix,
-    training_solutions,
-)
+from workbench.training import corpus
+from workbench.training.corpus import build_tokenizer, system_prefix, training_solutions
 from workbench.training.training import IGNORED, prm_example, solver_example, train_tiny, widened
 
 
@@ -32,10 +23,9 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
-def chat(tokenizer, tmp_path_factory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(tokenizer, folder)
-    return Tokenizer.from_folder(folder)
+def chat(tokenizer, root) -> Tokenizer:
+    corpus.save_tokenizer(tokenizer, root)
+    return Tokenizer.from_folder(root)
 
 
 def test_digits_signs_and_step_ends_are_single_tokens_and_any_text_comes_back(tokenizer):
@@ -49,7 +39,7 @@ def test_a_longer_chat_begins_with_the_shorter_one(tokenizer, chat):
     """And every chat with the default system message, which fills eight blocks."""
     assert len(system_prefix(tokenizer)) >= 128
     ids = chat.encode_chat([{"role": "user", "content": "Compute 1+2."}])
-    prompt = tokenizer.encode(f"{USER}Compute 1+2.{ASSISTANT}").ids
+    prompt = tokenizer.encode(f"{corpus.USER}Compute 1+2.{corpus.ASSISTANT}").ids
     assert ids == system_prefix(tokenizer) + prompt
     steps = ["Compute 1+2-3. take 1+2=3, left 3-3", "do 3-3=0, then 0", "The answer is 0."]
     turns = [({"role": "user", "content": step}, {"role": "assistant", "content": "+"})
@@ -66,7 +56,7 @@ def test_the_solver_learns_its_completion_and_nothing_of_the_prompt(tokenizer):
     work = next(training_solutions([4], random.Random(0)))
     example = solver_example(work, tokenizer, system_prefix(tokenizer))
     learnt = [target for target in example.targets if target != IGNORED]
-    assert tokenizer.decode(learnt, skip_special_tokens=False) == f"{work.completion}{END}"
+    assert tokenizer.decode(learnt, skip_special_tokens=False) == f"{work.completion}{corpus.END}"
     for position, target in enumerate(example.targets[:-1]):
         assert target in (IGNORED, example.ids[position + 1])
 

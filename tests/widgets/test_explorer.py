@@ -21,9 +21,8 @@ CONFIGURATION = sweep_config("quick", num_problems=4)
 
 
 @pytest.fixture(scope="module")
-def runs_dir(tmp_path_factory):
+def runs_dir(root):
     """Three shares of one sweep, and two of a second that differs in depth."""
-    root = tmp_path_factory.mktemp("runs")
     for share in (0.2, 0.3, 0.5):
         store_fake(root, RunSpec(CONFIGURATION, share, 0))
     for share in (0.3, 0.4):

@@ -152,9 +152,7 @@ def test_a_policy_without_a_split_says_so():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_fault_in_some_step_is_told_and_leaves_the_engines_free(
-    pair, undisturbed, seed, monkeypatch
-):
+def test_a_fault_in_a_step_is_told_and_leaves_engines_free(pair, undisturbed, seed, monkeypatch):
     """Of either engine, where it plans the step; the same search can then be started anew."""
     live, draw = small(pair), random.Random(seed)
     scheduler, left = draw.choice(pair.engines).scheduler, iter(range(draw.randrange(2, 12)))

@@ -151,9 +151,7 @@ def test_text_that_looks_like_html_is_shown_as_text(view):
 
 @pytest.mark.browser
 def test_no_text_is_run_by_a_browser():
-    """Words, tables, Markdown, every text of a figure, here and in a saved page, a search's result
-    and a comparison in a notebook; the text itself, bare, is run.
-    """
+    """Of words, tables, Markdown, figures, saved pages and results; bare, it is run."""
     sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     said, failed, table = parts.HtmlText(), parts.HtmlText(), parts.HtmlText()
     said.say(HOSTILE, HOSTILE)
