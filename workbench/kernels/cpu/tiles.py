@@ -63,6 +63,18 @@ class Tile:
         b = self.builder
         return [b.add(base, b.mul(LONG(row), stride)) for row in range(self.rows)]
 
+    def sources(self, base: Any, stride: Any) -> list[Any]:
+        """`addresses` of a product's rows. That four are equally far apart is hidden from LLVM,
+        which would add up each from the one before, in every pass of the loop.
+        """
+        b, kind = self.builder, ir.FunctionType(LONG, [LONG])
+        near = [
+            LONG(0),
+            *(b.asm(kind, "", "=r,0", [b.mul(LONG(k), stride)], False) for k in (1, 2, 3)),
+        ]
+        starts = [b.add(base, b.mul(LONG(row), stride)) for row in range(0, self.rows, 4)]
+        return [b.add(starts[row // 4], near[row % 4]) for row in range(self.rows)]
+
     def vectors(self, address: Any, kind: ir.Type = VECTOR, align: int = 4) -> list[Any]:
         """The vectors side by side from an address; align: bytes of one element."""
         return [
@@ -188,7 +200,7 @@ def emit_tile(code: Tile, *arguments: Any) -> None:
     panel: as many of its PANEL columns, [depth, PANEL]; depth: at least 1.
     """
     x, x_stride, panel, out, out_stride, depth, fresh = arguments
-    target, sources = code.addresses(out, out_stride), code.addresses(x, x_stride)
+    target, sources = code.addresses(out, out_stride), code.sources(x, x_stride)
     weights = code.lines(panel, LONG(PANEL * FLOAT_BYTES))
     sums = code.start(target, fresh)
     code.store(target, code.multiply(sums, sources, LONG(FLOAT_BYTES), weights, depth))
@@ -367,7 +379,7 @@ def emit_few_rows(code: Tile, form: tuple[int, bool], *arguments: Any) -> None:
     """
     size, x, x_stride, panel, column, out, out_stride, groups, fresh = arguments
     b, target = code.builder, code.addresses(out, out_stride)
-    sources = code.addresses(x, x_stride)
+    sources = code.sources(x, x_stride)
 
     def multiply(i: Any, j: int, weights: list[Any], sums: Sums) -> Sums:
         offset = b.add(b.mul(i, LONG(FLOAT_BYTES)), LONG(j * FLOAT_BYTES))
