@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, say, series
+from workbench.plots.theme import MODELS, Style, finish, legend_at, say, series
 
 CONTINUOUS = "continuous"
 BESIDE = {
@@ -49,8 +49,7 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     continuous = rows[rows["kind"] == CONTINUOUS]
     fig = make_subplots(rows=2)
     _heat(fig, continuous, model)
-    for line in _lines(rows, model):
-        fig.add_trace(line, row=2, col=1)
+    _lines(fig, rows, model)
     fig.update_xaxes(title_text="max_num_batched_tokens: tokens in one step", row=1, col=1)
     fig.update_yaxes(title_text="max_num_seqs", domain=[_HEAT_FOOT, 1], row=1, col=1)
     axis = theme.log_axis(sorted(rows["max_num_seqs"].unique()), 0.08)
@@ -68,7 +67,7 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         caption += " Bars reach from the slowest to the fastest repetition."
     title = f"Throughput of the {label} over its batch limits"
     title += f": {tokens} (above)" if in_panel else ""
-    return finish(fig, title, caption, provenance, Frame(panels=540 if in_panel else 560))
+    return finish(fig, title, caption, provenance, 540 if in_panel else 560)
 
 
 def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
@@ -113,7 +112,7 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
         fig.update_layout({axis: ticks | look})
 
 
-def _lines(rows: pd.DataFrame, model: str) -> list[go.Scatter]:
+def _lines(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
     """Steps/s over max_num_seqs: a line for the least, the middle and the greatest limit of tokens,
     darker for more, and what continuous batching is compared with; a cross on the axis where that
     does not fit.
@@ -124,22 +123,20 @@ def _lines(rows: pd.DataFrame, model: str) -> list[go.Scatter]:
     continuous = rows[rows["kind"] == CONTINUOUS]
     every = sorted(continuous["max_num_batched_tokens"].unique())
     limits = [every[at] for at in sorted({0, len(every) // 2, len(every) - 1})]
-    lines = []
     for rank, tokens in enumerate(limits):
         has_limit = measured["max_num_batched_tokens"] == tokens
         own = measured[(measured["kind"] == CONTINUOUS) & has_limit]
         style = theme.ranked(f"{tokens:,} tokens a step", model, rank, len(limits))
-        lines.append(series(own, "max_num_seqs", style, hover))
+        series(fig, own, "max_num_seqs", style, hover, 2, 1)
     for kind, style in BESIDE.items():
         own = measured[measured["kind"] == kind]
         refused = rows[(rows["kind"] == kind) & rows["steps_per_s"].isna()].assign(value=0.0)
         if len(own):
-            lines.append(series(own, "max_num_seqs", style, hover))
+            series(fig, own, "max_num_seqs", style, hover, 2, 1)
         if len(refused):
             cross = Style(f"{style.label}: does not fit", style.colour, symbol="x")
-            line = series(refused, "max_num_seqs", cross, "%{x}: %{customdata[0]}", mode="markers")
-            lines.append(line.update(customdata=refused[["error"]], marker_size=10))
-    return lines
+            look = {"mode": "markers", "customdata": refused[["error"]], "marker_size": 10}
+            series(fig, refused, "max_num_seqs", cross, "%{x}: %{customdata[0]}", 2, 1, **look)
 
 
 def balance(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -152,7 +149,7 @@ def balance(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     busy = rows[rows["metric"] == "steps_per_busy_s"].sort_values("llm_share")
     for model, style in MODELS.items():
         hover = "share %{x:.2f}: %{y:,.1f} steps/s"
-        fig.add_trace(series(busy[busy["model"] == model], "llm_share", style, hover), row=1, col=1)
+        series(fig, busy[busy["model"] == model], "llm_share", style, hover, 1, 1)
     theme.share_axes(fig, busy, panels=1)
     fig.update_yaxes(title_text="reasoning steps/s while busy", rangemode="tozero", row=1, col=1)
     waste = rows[rows["metric"] == "waste"].drop(columns=["low", "high"], errors="ignore")
@@ -165,22 +162,19 @@ def balance(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         for rank, seqs in enumerate(limits):
             own = continuous[continuous["max_num_seqs"] == seqs]
             look = theme.ranked(f"{style.label}, {seqs}", model, rank, len(limits))
-            line = series(own, "block_size", look, hover, showlegend=False)
-            fig.add_trace(line, row=2, col=column)
+            series(fig, own, "block_size", look, hover, 2, column, showlegend=False)
         look = Style(f"{style.label}, static", theme.PURPLE, symbol="triangle-up-open")
-        points = series(static, "block_size", look, hover, mode="markers+text", marker_size=10)
+        marks = {"mode": "markers+text", "marker_size": 10}
         sides = [f"middle {('right', 'left')[k % 2]}" for k in range(len(static))]  # apart if equal
-        points.update(text=[f"{s:.0f}" for s in static["max_num_seqs"]], textposition=sides)
-        fig.add_trace(points.update(showlegend=False), row=2, col=column)
+        marks |= {"text": [f"{s:.0f}" for s in static["max_num_seqs"]], "textposition": sides}
+        series(fig, static, "block_size", look, hover, 2, column, **marks, showlegend=False)
     for rank, seqs in enumerate(limits):  # in grey: both models' lines are read by these markers
         level = round(190 - 160 * (rank / (len(limits) - 1) if len(limits) > 1 else 1.0))
         marker = {"symbol": theme.SYMBOLS[rank % 7], "color": f"rgb({level},{level},{level})"}
-        note = theme.legend_note("legend2", f"≤ {seqs:,} sequences", marker)
-        fig.add_trace(note, row=2, col=1)
+        theme.legend_note(fig, "legend2", f"≤ {seqs:,} sequences", marker, row=2, col=1)
     if (waste["kind"] != CONTINUOUS).any():
         marker = {"symbol": "triangle-up-open", "color": theme.PURPLE}
-        note = theme.legend_note("legend2", "static batches of so many", marker)
-        fig.add_trace(note, row=2, col=1)
+        theme.legend_note(fig, "legend2", "static batches of so many", marker, row=2, col=1)
     sizes = theme.log_axis(sorted(waste["block_size"].unique()), 0.1)
     top = 1.12 * max(100 * float(waste["value"].max()), 5.0)
     for column, style in enumerate(MODELS.values(), start=1):
@@ -188,5 +182,5 @@ def balance(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.update_xaxes(title_text=title, **sizes, row=2, col=column)
         fig.update_yaxes(range=[0, top], title_text="room wasted (%)", row=2, col=column)
     legend_at(fig, "legend2", 0.385)
-    title, frame = "Balance of both models, and waste", Frame(panels=520, **theme.OVER_SHARES)
-    return finish(fig, title, _BALANCE_CAPTION, provenance, frame)
+    title = "Balance of both models, and waste"
+    return finish(fig, title, _BALANCE_CAPTION, provenance, 520, **theme.OVER_SHARES)

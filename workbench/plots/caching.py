@@ -5,6 +5,7 @@ prefixes over the split (6.6 and 6.7) and over its size, and where wall time wen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, finish, legend_at, say, series
+from workbench.plots.theme import MODELS, finish, legend_at, say, series
 
 RATES = {"hit_ratio": 100, "thrashed_per_1000": 1}  # of the upper and lower panels, their scale
 _HITS_CAPTION = (
@@ -43,11 +44,11 @@ def prefix_hits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """
     fig = make_subplots(rows=1)
     for engine in MODELS:
-        fig.add_trace(_line(theme.in_percent(rows), engine, ".1f", " %"))
+        _line(fig, theme.in_percent(rows), engine, ".1f", " %")
     theme.share_axes(fig, rows, panels=1)
     fig.update_yaxes(title_text="prompt tokens found cached (%)", range=[0, 103])
-    frame = Frame(panels=320, **theme.OVER_SHARES)
-    return finish(fig, "Prefix cache hits of both models", _HITS_CAPTION, provenance, frame)
+    title = "Prefix cache hits of both models"
+    return finish(fig, title, _HITS_CAPTION, provenance, 320, **theme.OVER_SHARES)
 
 
 def thrashing(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -59,8 +60,8 @@ def thrashing(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.08)
     events, blocks = (rows[rows["metric"] == metric] for metric in ("events_per_1000", "blocks"))
     for engine in MODELS:
-        fig.add_trace(_line(events, engine, ".2f", ""), row=1, col=1)
-        fig.add_trace(_line(blocks, engine, ",.0f", "").update(showlegend=False), row=2, col=1)
+        _line(fig, events, engine, ".2f", "", row=1, col=1)
+        _line(fig, blocks, engine, ",.0f", "", row=2, col=1, showlegend=False)
     theme.share_axes(fig, rows, panels=2)
     fig.update_yaxes(rangemode="tozero")
     fig.update_yaxes(title_text="events per 1,000 look-ups", row=1, col=1)
@@ -69,12 +70,14 @@ def thrashing(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     if len(zeros):  # their bars are often too short to be seen: the bound is in the legend
         text = f"open markers: 0, upper bound at most {zeros['high'].max():.2f}"
         marker = {"symbol": "circle-open", "color": theme.GREY, "line": {"width": 1.5}}
-        fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
-    frame = Frame(panels=470, **theme.OVER_SHARES)
-    return finish(fig, "Thrashing of both models", _THRASH_CAPTION, provenance, frame)
+        theme.legend_note(fig, "legend", text, marker, row=1, col=1)
+    title = "Thrashing of both models"
+    return finish(fig, title, _THRASH_CAPTION, provenance, 470, **theme.OVER_SHARES)
 
 
-def _line(rows: pd.DataFrame, engine: str, form: str, unit: str) -> go.Scatter:
+def _line(
+    fig: go.Figure, rows: pd.DataFrame, engine: str, form: str, unit: str, **more: Any
+) -> None:
     """One model's line; a value of exactly zero gets an open marker."""
     style = MODELS[engine]
     own = rows[rows["engine"] == engine].sort_values("llm_share")
@@ -85,7 +88,7 @@ def _line(rows: pd.DataFrame, engine: str, form: str, unit: str) -> go.Scatter:
     symbols = [style.symbol + ("-open" if value == 0 else "") for value in own["value"]]
     marker = {"symbol": symbols, "line": {"color": style.colour, "width": 1.5}}
     bounds = own[["low", "high"]].to_numpy()
-    return series(own, "llm_share", style, hover, customdata=bounds, marker=marker)
+    series(fig, own, "llm_share", style, hover, customdata=bounds, marker=marker, **more)
 
 
 def miss_ratio(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -113,8 +116,8 @@ def miss_ratio(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(rangemode="tozero", row=2)
     fig.update_yaxes(title_text="prompt tokens found cached (%)", row=1, col=1)
     fig.update_yaxes(title_text="thrashed blocks per 1,000 look-ups", row=2, col=1)
-    frame = Frame(panels=430, top=96, legend=22)
-    return finish(fig, "Is it the policy or the size?", _SIZES_CAPTION, provenance, frame)
+    title = "Is it the policy or the size?"
+    return finish(fig, title, _SIZES_CAPTION, provenance, 430, top=96, legend=22)
 
 
 def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None:
@@ -247,7 +250,7 @@ def prm_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         "before the forward: active and cached blocks stacked, what is missing is free. "
         "Below, blocks allocated (up) and evicted (down) in each step of one run."
     )
-    return finish(fig, title, caption, provenance, Frame(panels=430))
+    return finish(fig, title, caption, provenance, 430)
 
 
 def lost_time(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -276,5 +279,5 @@ def lost_time(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     theme.share_axes(fig, rows, panels=1, at=range(len(shares)))
     fig.update_yaxes(title_text="seconds a search (mean over seeds)", rangemode="tozero")
     fig.update_layout(barmode="stack", legend={"traceorder": "normal", "entrywidth": 146})
-    frame = Frame(panels=340, top=176, legend=58)
-    return finish(fig, "Where the wall time of a search goes", _LOST_CAPTION, provenance, frame)
+    title = "Where the wall time of a search goes"
+    return finish(fig, title, _LOST_CAPTION, provenance, 340, top=176, legend=58)

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import Frame, Style, finish, legend_at, say, series
+from workbench.plots.theme import Style, finish, legend_at, say, series
 
 CACHED = {True: Style("with a KV cache", theme.BLUE), False: Style("without", theme.VERMILION)}
 KINDS = {
@@ -63,18 +63,16 @@ def engine_cache(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         for cached, style in CACHED.items():
             line = own[(own["metric"] == "seconds") & (own["kv_cache"] == cached)]
             named = Style(f"{style.label}, prompt of {prompt}", style.colour, **look)
-            line = series(line, "new_tokens", named, hover + " s", showlegend=False)
-            fig.add_trace(line, row=1, col=1)
-        named = Style(f"prompt of {prompt}", theme.BLACK, **look)
-        line = series(own[own["metric"] == "ratio"], "new_tokens", named, hover + " times")
-        fig.add_trace(line, row=2, col=1)
+            series(fig, line, "new_tokens", named, hover + " s", 1, 1, showlegend=False)
+        named, ratio = Style(f"prompt of {prompt}", theme.BLACK, **look), own["metric"] == "ratio"
+        series(fig, own[ratio], "new_tokens", named, hover + " times", 2, 1)
     for style in CACHED.values():
         marker = {"symbol": "square", "color": style.colour}
-        fig.add_trace(theme.legend_note("legend", style.label, marker), row=1, col=1)
+        theme.legend_note(fig, "legend", style.label, marker, row=1, col=1)
     fig.update_yaxes(type="log", dtick="D2", title_text="seconds until there", row=1, col=1)
     fig.update_yaxes(rangemode="tozero", title_text="time without over with", row=2, col=1)
     fig.update_xaxes(title_text="tokens generated", rangemode="tozero")
-    return finish(fig, "What a KV cache gains", _CACHE_CAPTION, provenance, Frame(520, top=84))
+    return finish(fig, "What a KV cache gains", _CACHE_CAPTION, provenance, 520, top=84)
 
 
 def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -89,15 +87,14 @@ def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         own, style = rows[rows["kind"] == kind].sort_values("batch"), KINDS[kind]
         rates = own[(own["metric"] == "tokens_per_s") & own["value"].notna()]
         hover = "%{x} sequences: %{y:,.4g}"
-        fig.add_trace(series(rates, "batch", style, hover + " tokens/s"), row=1, col=1)
+        series(fig, rates, "batch", style, hover + " tokens/s", 1, 1)
         cannot = own[(own["metric"] == "tokens_per_s") & own["value"].isna()].assign(value=0.0)
         if len(cannot):
             cross = Style(f"{style.label}: does not fit", style.colour, symbol="x")
-            marks = series(cannot, "batch", cross, "%{x}: %{customdata[0]}", mode="markers")
-            fig.add_trace(marks.update(customdata=cannot[["error"]]), row=1, col=1)
+            look = {"mode": "markers", "customdata": cannot[["error"]]}
+            series(fig, cannot, "batch", cross, "%{x}: %{customdata[0]}", 1, 1, **look)
         used = theme.in_percent(own[own["metric"] == "mfu"])
-        line = series(used, "batch", style, hover + " %", showlegend=False)
-        fig.add_trace(line, row=2, col=2)
+        series(fig, used, "batch", style, hover + " %", 2, 2, showlegend=False)
     shares = theme.in_percent(rows[(rows["metric"] == "share") & (rows["kind"] == "continuous")])
     names = [f"{batch:,}" for batch in sorted(shares["batch"].unique())]
     for part, (label, colour, shape) in PARTS.items():
@@ -118,7 +115,7 @@ def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(title_text="of the ceiling (%)", rangemode="tozero", row=2, col=2)
     fig.update_layout(barmode="stack", bargap=0.3)
     legend_at(fig, "legend2", 0.385)
-    return finish(fig, "What batches gain", _BATCH_CAPTION, provenance, Frame(panels=560))
+    return finish(fig, "What batches gain", _BATCH_CAPTION, provenance, 560)
 
 
 def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -137,14 +134,13 @@ def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         own = rows[(metric == "bytes") & (rows["kind"] == kind)].sort_values("batch")
         own = own.assign(value=own["value"] / unit)
         hover = f"%{{x:,.0f}} sequences: %{{y:,.3g}} {name}"
-        fig.add_trace(series(own, "batch", style, hover), row=1, col=1)
+        series(fig, own, "batch", style, hover, 1, 1)
         waste = theme.in_percent(rows[(metric == "waste") & (rows["kind"] == kind)])
         waste = waste.sort_values("block_size")
         times = rows[(metric == "ratio") & (rows["kind"] == kind)].sort_values("block_size")
         for column, found, told in ((1, waste, "%{y:.1f} %"), (2, times, "%{y:.3f} times")):
             hover = f"blocks of %{{x:,.0f}}: {told}"
-            line = series(found, "block_size", style, hover, showlegend=False)
-            fig.add_trace(line, row=2, col=column)
+            series(fig, found, "block_size", style, hover, 2, column, showlegend=False)
     given = float(room["value"].iloc[0]) / unit
     line = theme.capacity(batches[:: len(batches) - 1], [given] * 2, f"memory: {given:,.3g} {name}")
     fig.add_trace(line, row=1, col=1)
@@ -159,8 +155,8 @@ def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.update_xaxes(title_text="block size (tokens)", **axis, row=2, col=column)
     fig.update_yaxes(title_text="room wasted (%)", range=[0, 100], row=2, col=1)
     fig.update_yaxes(title_text="time over contiguous", rangemode="tozero", row=2, col=2)
-    frame = Frame(panels=560, top=84, legend=22)
-    return finish(fig, "What blocks gain, and cost", _MEMORY_CAPTION, provenance, frame)
+    title = "What blocks gain, and cost"
+    return finish(fig, title, _MEMORY_CAPTION, provenance, 560, top=84, legend=22)
 
 
 # -- clients of a server --
@@ -193,14 +189,13 @@ def serving_load(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig = theme.one_above_two(vertical_spacing=0.25, row_heights=[0.45, 0.55])
     closed = rows[rows["arrivals"] == "closed"].sort_values("clients")
     rate, style = closed.assign(value=closed["tokens_per_s"]), ARRIVALS["closed"]
-    line = series(rate, "clients", style, "%{x} clients: %{y:,.0f} tokens/s", showlegend=False)
-    fig.add_trace(line, row=1, col=1)
+    hover = "%{x} clients: %{y:,.0f} tokens/s"
+    series(fig, rate, "clients", style, hover, 1, 1, showlegend=False)
     for name, (label, colour) in SECONDS.items():
         for share, (kind, dash, symbol) in PERCENTILES.items():
             own = closed.assign(value=closed[f"{name}_{share}"])
             style = Style(f"{label}, {kind}", colour, dash, symbol)
-            line = series(own, "clients", style, "%{x} clients: %{y:.3g} s", legend="legend")
-            fig.add_trace(line, row=2, col=1)
+            series(fig, own, "clients", style, "%{x} clients: %{y:.3g} s", 2, 1, legend="legend")
     both = rows[["inside", "little"]].to_numpy()
     ends = [both.min() / 1.3, both.max() * 1.3]
     line = theme.capacity(ends, ends, "Little's law", legend="legend2", hoverinfo="skip")
@@ -208,8 +203,7 @@ def serving_load(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     for name, style in ARRIVALS.items():
         own = rows[rows["arrivals"] == name]
         own, hover = own.assign(value=own["inside"]), "%{x:.1f} expected: %{y:.1f} inside"
-        dots = series(own, "little", style, hover, mode="markers", legend="legend2")
-        fig.add_trace(dots, row=2, col=2)
+        series(fig, own, "little", style, hover, 2, 2, mode="markers", legend="legend2")
     counts = theme.log_axis(closed["clients"].tolist(), 0.1)
     fig.update_xaxes(title_text="clients at a time", **counts, col=1)
     fig.update_yaxes(title_text="generated tokens/s", rangemode="tozero", row=1, col=1)
@@ -219,7 +213,7 @@ def serving_load(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     for name, x in (("legend", 0), ("legend2", 0.57)):
         legend_at(fig, name, 0.42)
         fig.update_layout({name: {"orientation": "v", "x": x, "font": {"size": 10}}})
-    return finish(fig, "What clients wait for", _LOAD_CAPTION, provenance, Frame(560, top=40))
+    return finish(fig, "What clients wait for", _LOAD_CAPTION, provenance, 560, top=40)
 
 
 def serving_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -235,9 +229,9 @@ def serving_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             told = f"{model.removeprefix('dummy:')}{', random weights' * ('dummy:' in model)}"
             named = replace(style, label=f"{told}: {own['clients'].iloc[0]} clients")
             own = own.assign(value=own[name], share=100 * own["share"]).sort_values("share")
-            line = series(own, "share", named, "%{x:.0f} %: %{y:.3g}", showlegend=column == 1)
-            fig.add_trace(line, row=1, col=column)
+            hover = "%{x:.0f} %: %{y:.3g}"
+            series(fig, own, "share", named, hover, 1, column, showlegend=column == 1)
         fig.update_yaxes(title_text=title, rangemode="tozero", row=1, col=column)
     shares = sorted(100 * rows["share"].unique())
     fig.update_xaxes(title_text="first model's share of memory (%)", tickvals=shares)
-    return finish(fig, "Two models in one memory", _SPLIT_CAPTION, provenance, Frame(panels=300))
+    return finish(fig, "Two models in one memory", _SPLIT_CAPTION, provenance, 300)

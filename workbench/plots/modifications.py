@@ -10,9 +10,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, say, series
+from workbench.plots.theme import MODELS, Style, finish, legend_at, say, series
 
-BESIDE = "static_requests"  # the step that is compared with the last
 QUEUED = "continuous_problems"  # the step that is compared over a longer queue of problems
 GAIN = "gain"
 PANELS = {  # metric: (axis title, colour); the gain has no bars
@@ -70,14 +69,14 @@ def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     for shift, (metric, style) in zip((-0.04, 0.04), FINISHING.items()):  # bars do not cover
         own = ends[ends["metric"] == metric].sort_values("max_depth")
         own = own.assign(place=[limits.index(limit) + shift for limit in own["max_depth"]])
-        fig.add_trace(series(own, "place", style, "accuracy %{y:.2f}", marker_size=9), row=2, col=1)
+        series(fig, own, "place", style, "accuracy %{y:.2f}", 2, 1, marker_size=9)
     ticks = {"tickvals": list(range(len(limits))), "ticktext": [f"{limit}" for limit in limits]}
     title, reach = "depth limit: reasoning steps a beam may have", [-0.5, len(limits) - 0.5]
     fig.update_xaxes(title_text=title, range=reach, **ticks, row=2, col=1)
     fig.update_yaxes(title_text="accuracy", range=[0, 1.05], domain=[0, _HEAD], row=2, col=1)
     legend_at(fig, "legend", _HEAD + 0.01)
-    title, frame = "Modifications of the baseline, one after another", Frame(620, left=182, top=66)
-    return finish(fig, title, _LADDER_CAPTION, provenance, frame)
+    title = "Modifications of the baseline, one after another"
+    return finish(fig, title, _LADDER_CAPTION, provenance, 620, left=182)
 
 
 def _gains(fig: go.Figure, rows: pd.DataFrame) -> None:
@@ -115,7 +114,7 @@ def _gains(fig: go.Figure, rows: pd.DataFrame) -> None:
 def _bars(fig: go.Figure, rows: pd.DataFrame, metric: str, column: int) -> None:
     title, colour = PANELS[metric]
     name = title.replace("<br>", " " if metric == "tokens_per_s" else "")
-    patterns = ["/" if setting == BESIDE else "" for setting in rows["setting"]]
+    patterns = ["/" if setting == "static_requests" else "" for setting in rows["setting"]]
     bar = go.Bar(
         x=rows["value"],
         y=rows["place"],
@@ -135,7 +134,6 @@ def _bars(fig: go.Figure, rows: pd.DataFrame, metric: str, column: int) -> None:
 
 # -- the answer about the split when one value is another --
 
-ROW_PX, NEAR = 15, 2.0
 LOSSES = ["loss_low", "loss_mid", "loss_high"]
 ENDS = {"loss_low": ("llm", "low"), "loss_high": ("prm", "high")}
 _SETTINGS_CAPTION = (
@@ -187,7 +185,7 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.add_vrect(taken["plateau_low"], taken["plateau_high"], **band, row=1, col=1)
     dotted = {"line": {"color": theme.BLACK, "width": 1, "dash": "dot"}}
     fig.add_vline(0.3, **dotted, row=1, col=1)
-    fig.add_vline(NEAR, **dotted, row=1, col=2)
+    fig.add_vline(2.0, **dotted, row=1, col=2)  # per cent: the plateau
     small = {"yanchor": "middle", "font": {"size": 11, "color": "#555555"}}
     for place in own.loc[own["best"].isna(), "place"]:
         say(fig, "does not fit", 0.1, place, **small, row=1, col=1)
@@ -197,8 +195,8 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     most = 100 * float(fits[["loss_low", "loss_high"]].max().max())
     title = "lost to the best (%)"
     fig.update_xaxes(title_text=title, range=[-3, 1.06 * most], row=1, col=2)
-    frame = Frame(panels=ROW_PX * len(own) + 12, top=84, left=262, legend=6)
-    return finish(fig, "What the split's answer depends on", _SETTINGS_CAPTION, provenance, frame)
+    title, room = "What the split's answer depends on", {"top": 84, "left": 262, "legend": 6}
+    return finish(fig, title, _SETTINGS_CAPTION, provenance, 15 * len(own) + 12, **room)
 
 
 def by_effect(rows: pd.DataFrame) -> pd.DataFrame:
@@ -213,14 +211,9 @@ def by_effect(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _plateaus(fig: go.Figure, rows: pd.DataFrame) -> None:
     """A bar from end to end of each plateau, its best share as a diamond."""
-    bars = go.Scatter(
-        x=[x for a, b in rows[["plateau_low", "plateau_high"]].to_numpy() for x in (a, b, None)],
-        y=[y for place in rows["place"] for y in (place, place, None)],
-        mode="lines",
-        line={"color": theme.GREEN, "width": 6},
-        name="plateau: within 2 % of the best",
-        hoverinfo="skip",
-    )
+    ends, places = rows[["plateau_low", "plateau_high"]].to_numpy(), rows["place"]
+    name = "plateau: within 2 % of the best"
+    bars = theme.segments(ends, zip(places, places), theme.GREEN, 6, name=name)
     best = go.Scatter(
         x=rows["best"],
         y=rows["place"],

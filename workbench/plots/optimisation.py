@@ -4,7 +4,6 @@ memory over time, and whether every setting sampled the same tokens.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, say, series
+from workbench.plots.theme import MODELS, Style, finish, legend_at, say, series
 
 STATIC, NONE, ALL = "static", "none", "all"
 POLICIES = {
@@ -33,7 +32,7 @@ TECHNIQUES = {
 }
 SHARE_AXIS = "LLM share of KV"
 MIB = 2**20
-_FRAME = Frame(panels=560, top=128, legend=24)
+_PANELS_PX = 560
 _ROWS = ((1.0, 0.75), (0.58, 0.37), (0.2, 0.0))
 """Head and foot of each row of panels; its legend stands above, its axis title below."""
 _CAPTION = (
@@ -68,13 +67,13 @@ def optimisation(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     for row, (head, foot) in enumerate(_ROWS, start=1):
         fig.update_yaxes(domain=[foot, head], row=row)
         if row > 1:  # of the first, `finish` places it
-            legend_at(fig, f"legend{row}", head + 6 / _FRAME.panels)
+            legend_at(fig, f"legend{row}", head + 6 / _PANELS_PX)
     fig.update_annotations(y=1, font={"size": 13})
     lines = theme.wrapped(_sameness(rows), 88)
     for line, text in enumerate(lines):
         say(fig, text, 0, 0, yanchor="top", yshift=-46 - 16 * line)
-    frame = replace(_FRAME, bottom=48 + 18 * len(lines))
-    return finish(fig, "Two models, one memory", _CAPTION, provenance, frame)
+    room = {"top": 128, "bottom": 48 + 18 * len(lines), "legend": 24}
+    return finish(fig, "Two models, one memory", _CAPTION, provenance, _PANELS_PX, **room)
 
 
 def _policies(fig: go.Figure, rows: pd.DataFrame, column: int, shown: bool) -> None:
@@ -85,20 +84,20 @@ def _policies(fig: go.Figure, rows: pd.DataFrame, column: int, shown: bool) -> N
     static = plain[plain["policy"] == STATIC].sort_values("kv_share")
     hover = "share %{x:.2f}: %{y:,.0f} tokens/s"
     look = {"legend": "legend", "showlegend": shown, "marker_size": 7}
-    fig.add_trace(series(static, "kv_share", POLICIES[STATIC], hover, **look), **place)
+    series(fig, static, "kv_share", POLICIES[STATIC], hover, **place, **look)
     ends = [float(rows["kv_share"].min()) - 0.03, float(rows["kv_share"].max()) + 0.03]
     across = [(style, plain[plain["policy"] == name]) for name, style in POLICIES.items()][1:]
     everything = speed[(speed["technique"] == ALL) & (speed["policy"] != STATIC)]
     for style, own in (*across, (EVERYTHING, everything)):
         for rate in own["value"].head(1):  # it needs no share: a horizontal line
             level = pd.DataFrame({"kv_share": ends, "value": rate})
-            line = series(level, "kv_share", style, f"{rate:,.0f} tokens/s", **look)
-            fig.add_trace(line.update(mode="lines", line_width=2.5), **place)
+            across_it = look | {"mode": "lines", "line_width": 2.5}
+            series(fig, level, "kv_share", style, f"{rate:,.0f} tokens/s", **place, **across_it)
     bad = rows[(rows["metric"] == "infeasible") & (rows["technique"] == NONE)].assign(value=0.0)
     if len(bad):
         hover = "share %{x:.2f}: less than one request"
-        cross = series(bad, "kv_share", Style("infeasible", theme.GREY, symbol="x"), hover, **look)
-        fig.add_trace(cross.update(mode="markers", marker_size=9), **place)
+        cross, look = Style("infeasible", theme.GREY, symbol="x"), look | {"marker_size": 9}
+        series(fig, bad, "kv_share", cross, hover, **place, **look, mode="markers")
     fig.update_xaxes(title={"text": SHARE_AXIS, "standoff": 4}, range=ends, **place)
     fig.update_yaxes(rangemode="tozero", **place)
 
@@ -114,7 +113,7 @@ def _techniques(fig: go.Figure, rows: pd.DataFrame) -> None:
         for technique, style in TECHNIQUES.items():
             own = found[found["technique"] == technique]
             if len(own):
-                fig.add_trace(series(own, "kv_share", style, hover, **look), **place)
+                series(fig, own, "kv_share", style, hover, **place, **look)
         title = {"text": SHARE_AXIS, "standoff": 4}
         fig.update_xaxes(title=title, tickvals=sorted(set(found["kv_share"])), **place)
         fig.update_yaxes(title={"text": label, "standoff": 3}, rangemode="tozero", **place)

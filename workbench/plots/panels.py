@@ -14,7 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.plots import theme
-from workbench.plots.theme import Frame, finish, say
+from workbench.plots.theme import finish, say
 
 Draw = Callable[..., go.Figure]
 GROUND = "#F3EFE4"  # of what was replayed and not measured: pairs whose names begin so
@@ -92,9 +92,9 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
         fig.layout[name] = first[name]
     fig.layout.legend.y += LINE_PX / panels
     bottom, top = int(first.margin.b) - 10, int(first.margin.t) + LINE_PX * (1 + notes)
-    frame = Frame(panels, top, bottom, int(first.margin.l), RIGHT_PX)
+    room = {"top": top, "bottom": bottom, "left": int(first.margin.l), "right": RIGHT_PX}
     caption = f"{first.meta['caption']} One panel for each pair; tinted: replayed, not measured."
-    return finish(fig, re.sub(r"</?b>", "", first.title.text), caption, provenance, frame)
+    return finish(fig, re.sub(r"</?b>", "", first.title.text), caption, provenance, panels, **room)
 
 
 def _axis(

@@ -17,12 +17,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import BLACK, GREY, MODELS, Frame, area, finish, legend_at, legend_note
+from workbench.plots.theme import BLACK, GREY, MODELS, area, finish, legend_at, legend_note
 from workbench.widgets.live_search import LiveSearch, Snapshot, timeline, window_s
 from workbench.widgets.parts import Drawing, FigureView, HtmlText, NumberSlider, button
 
 REPAINT_S = 0.25  # between two snapshots
-ENDED = ("stopped", "finished", "failed")
 LLM, PRM = MODELS["llm"], MODELS["prm"]
 CAPTION = (
     "A search on both engines. Above, the arena: every rectangle is a block, as wide as its bytes; "
@@ -43,7 +42,6 @@ FRACTIONS = ("busy", "target", "actual", "held")  # how such columns of a time l
 MOST_UNITS = 24  # cells of a page, where the models' blocks divide a page too differently
 BLOCK_GAP, PAGE_GAP = 0.22, 0.6  # widths in cells
 WIDE = 4.0  # a map has so many times as many pages in a row as rows
-_FRAME = Frame(panels=375, top=56, bottom=44, left=70, legend=2)  # one laptop screen, controls too
 
 
 def in_words(snapshot: Snapshot) -> str:
@@ -83,7 +81,7 @@ def live_figure(
     for state, colour in COLOURS.items():
         label = state.replace("llm_", "LLM ").replace("prm_", "PRM ")
         mark = {"symbol": "square", "size": 11, "color": colour}
-        fig.add_trace(legend_note("legend", label, mark), row=1, col=1)
+        legend_note(fig, "legend", label, mark, row=1, col=1)
     none = rows[:0] if pinned is None else pinned
     fig.add_trace(_line(none, "tokens_per_s", "", GREY, "dot").update(meta="pinned"), row=2, col=1)
     fig.add_trace(_line(rows, "tokens_per_s", "", BLACK), row=2, col=1)
@@ -138,7 +136,8 @@ def live_figure(
         look = {"traceorder": "normal", "font": {"size": 11}}
         fig.update_layout({name: look, "uirevision": "live"})
     caption = CAPTION.format(window_s=window_s(snapshot.seconds))
-    return finish(fig, "A search as it runs", caption, provenance, _FRAME)
+    room = {"top": 56, "bottom": 44, "left": 70, "legend": 2}  # one laptop screen, controls too
+    return finish(fig, "A search as it runs", caption, provenance, 375, **room)
 
 
 def _map(pages: list[list[int]]) -> go.Heatmap:
@@ -257,7 +256,7 @@ class LiveView(FigureView):
 
     async def _watch(self) -> None:
         try:
-            while self.live.state not in ENDED:
+            while self.live.is_alive:
                 self.show()
                 await asyncio.sleep(REPAINT_S)
             self.show()

@@ -18,7 +18,7 @@ from workbench.errors import ConfigError
 from workbench.experiments.rows import block_rows
 from workbench.experiments.statistics import Tables
 from workbench.plots import prm_blocks, thrashing
-from workbench.plots.theme import BLACK, MODELS, Frame, Style, finish, series
+from workbench.plots.theme import BLACK, MODELS, Style, finish, series
 from workbench.widgets.parts import NOT_LIVE, Drawing, FigureView, NumberSlider, is_live
 
 SHARE = "LLM share of total memory"
@@ -57,14 +57,13 @@ def split_drawing(readings: pd.DataFrame, share: float, provenance: str = "") ->
             scale = 1 if name == "tokens_per_s" else 100
             style = MODELS.get(name[:3], Style("both", BLACK, symbol="diamond"))
             rows = readings.assign(value=scale * readings[name])
-            line = series(rows, "llm_share", style, "%{y:.4g}", showlegend="hit_rate" not in name)
-            fig.add_trace(line, row=panel, col=1)
-            ring = _ring(name, row["llm_share"], scale * row[name])
-            fig.add_trace(ring, row=panel, col=1)
+            shown = "hit_rate" not in name
+            series(fig, rows, "llm_share", style, "%{y:.4g}", panel, 1, showlegend=shown)
+            fig.add_trace(_ring(name, row["llm_share"], scale * row[name]), row=panel, col=1)
         fig.update_yaxes(title_text=title, rangemode="tozero", row=panel, col=1)
     fig.update_xaxes(title_text=SHARE, row=3, col=1)
     caption = "Measured shares; the ringed point is the one the slider stands on."
-    finish(fig, "Move the memory between the models", caption, provenance, Frame(panels=420))
+    finish(fig, "Move the memory between the models", caption, provenance, 420)
     words = (
         f"At a share of {row['llm_share']:.2f}: {row['tokens_per_s']:,.0f} tokens/s; at most "
         f"{row['llm_occupancy']:.0%} of the LLM's and {row['prm_occupancy']:.0%} of the PRM's "
