@@ -15,7 +15,6 @@ from plotly.subplots import make_subplots
 from workbench.plots import theme
 from workbench.plots.theme import MODELS, finish, legend_at, say, series
 
-RATES = {"hit_ratio": 100, "thrashed_per_1000": 1}  # of the upper and lower panels, their scale
 _HITS_CAPTION = (
     "Share of queried prompt tokens that the prefix cache answered, first admissions only, against "
     "the LLM's share of total memory. Bars: 95 % bootstrap intervals over problems."
@@ -131,7 +130,7 @@ def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None
         (below, "", {"color": style.colour, "dash": "dash", "width": 2.2}),
         (best, "optimum", {"color": theme.BLACK, "dash": "solid", "width": 1}),
     ]
-    for panel, (value, scale) in enumerate(RATES.items(), start=1):
+    for panel, (value, scale) in enumerate((("hit_ratio", 100), ("thrashed_per_1000", 1)), start=1):
         for own, label, line in curves[: 3 if value == "hit_ratio" else 2]:
             curve = go.Scatter(
                 x=own["tokens"],

@@ -172,7 +172,6 @@ BESIDE = {
 }
 TOKENS = {"llm": "generated tokens/s", "prm": "tokens read for the first time/s"}
 STEPS = {"llm": "reasoning steps sampled/s", "prm": "reasoning steps judged/s"}
-_HEAT_FOOT, _LINES_HEAD = 0.66, 0.46  # of the drawing: the heat map above, the lines below
 _LIMITS_CAPTION = (
     "Throughput of the {label} over the limits of one step, all requests of a recorded search "
     "queued at once, memory as at an LLM share of 0.3. Above: {tokens}. Below: {steps}, and the "
@@ -198,13 +197,13 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rates. A panel of a pair (rows with a column rung) says in the title what the heat map shows.
     """
     model, in_panel = str(rows["model"].iloc[0]), "rung" in rows
-    head = _LINES_HEAD - (0.06 if in_panel else 0)  # a panel's legend has one line more
+    head = 0.46 - (0.06 if in_panel else 0)  # of the lines; a panel's legend has one line more
     continuous = rows[rows["kind"] == CONTINUOUS]
     fig = make_subplots(rows=2)
     _heat(fig, continuous, model)
     _lines(fig, rows, model)
     fig.update_xaxes(title_text="max_num_batched_tokens: tokens in one step", row=1, col=1)
-    fig.update_yaxes(title_text="max_num_seqs", domain=[_HEAT_FOOT, 1], row=1, col=1)
+    fig.update_yaxes(title_text="max_num_seqs", domain=[0.66, 1], row=1, col=1)
     axis = theme.log_axis(sorted(rows["max_num_seqs"].unique()), 0.08)
     fig.update_xaxes(title_text="max_num_seqs: sequences in one step", **axis, row=2, col=1)
     rates = rows.assign(value=rows["steps_per_s"], high=rows["steps_per_s_high"])

@@ -20,7 +20,7 @@ Draw = Callable[..., go.Figure]
 GROUND = "#F3EFE4"  # of what was replayed and not measured: pairs whose names begin so
 REPLAYED = "replayed"
 GAP, TICK_GAP = 0.1, 0.3  # between panels, of the width; between two ticks, of a panel's axis
-LINE_PX, RIGHT_PX = 18, 18
+LINE_PX = 18
 APART = 20  # numbers of axes from one panel to the next: more than a figure has
 REFERENCES = ("anchor", "overlaying", "matches", "xref", "yref", "xaxis", "yaxis")
 
@@ -92,7 +92,7 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
         fig.layout[name] = first[name]
     fig.layout.legend.y += LINE_PX / panels
     bottom, top = int(first.margin.b) - 10, int(first.margin.t) + LINE_PX * (1 + notes)
-    room = {"top": top, "bottom": bottom, "left": int(first.margin.l), "right": RIGHT_PX}
+    room = {"top": top, "bottom": bottom, "left": int(first.margin.l)}
     caption = f"{first.meta['caption']} One panel for each pair; tinted: replayed, not measured."
     return finish(fig, re.sub(r"</?b>", "", first.title.text), caption, provenance, panels, **room)
 

@@ -30,7 +30,6 @@ CELLS = (TIMED, COUNTED)
 KINDS = {MEASURE: "sweep", TIMED: "batching cells", REPLAY: "replayed sweep"}  # of groups, by role
 SHOWN = ["role", "llm", "llm_share", "seed", "n", "num_problems", "tokens_per_s", "accuracy"]
 ROOMS = ["llm_share", "llm_kv_tokens", "prm_kv_tokens"]
-_UPPER_AXIS = "x9"  # theme.share_axes draws an empty trace there, so that plotly shows the axis
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,7 +249,7 @@ def overlaid(a: go.Figure, b: go.Figure) -> go.Figure:
             trace.update(offsetgroup="A", width=None)
     for trace in b.data:
         is_note = trace.type == "scatter" and list(trace.x) == [None]  # of the legend alone
-        if trace.xaxis != _UPPER_AXIS and not is_note:
+        if trace.xaxis != "x9" and not is_note:  # x9: the empty trace of theme.share_axes
             a.add_trace(_as_second(trace))
     for shape in b.layout.shapes:
         a.add_shape({**shape.to_plotly_json(), "opacity": 0.10})

@@ -83,13 +83,12 @@ def live_figure(
         mark = {"symbol": "square", "size": 11, "color": colour}
         legend_note(fig, "legend", label, mark, row=1, col=1)
     none = rows[:0] if pinned is None else pinned
-    fig.add_trace(_line(none, "tokens_per_s", "", GREY, "dot").update(meta="pinned"), row=2, col=1)
-    fig.add_trace(_line(rows, "tokens_per_s", "", BLACK), row=2, col=1)
+    _line(fig, 2, none, "tokens_per_s", "", GREY, "dot", meta="pinned")
+    _line(fig, 2, rows, "tokens_per_s", "", BLACK)
     for style, name in ((LLM, "llm_busy"), (PRM, "prm_busy")):
         busy = area(rows["time_s"], rows[name], style.label, style.colour, "busy")
         fig.add_trace(busy.update(meta=name, legend="legend2"), row=3, col=1)
-        gone = _line(rows, f"{name[:3]}_evicted", "", style.colour)
-        fig.add_trace(gone, row=4, col=1)
+        _line(fig, 4, rows, f"{name[:3]}_evicted", "", style.colour)
     for name, label, colour in (  # from below
         ("llm_held", "LLM holds", LLM.soft),
         ("unheld", "", "rgba(0,0,0,0)"),
@@ -99,9 +98,8 @@ def live_figure(
         look["hoverinfo"] = None if label else "skip"
         part = area(rows["time_s"], rows[name], label, colour, "held", **look)
         fig.add_trace(part, row=5, col=1)
-    actual = _line(rows, "llm_actual", "LLM holds or could have", LLM.colour)
-    target = _line(rows, "llm_target", "LLM's target", BLACK, "dash")
-    fig.add_traces([actual, target], rows=5, cols=1)
+    _line(fig, 5, rows, "llm_actual", "LLM holds or could have", LLM.colour)
+    _line(fig, 5, rows, "llm_target", "LLM's target", BLACK, "dash")
     moves = snapshot.moves  # dotted lines from the axis to a triangle at the top
     words = [f"split to {move.share:.2f}: {move.outcome}" for move in moves]
     for row in (2, 3, 5):
@@ -175,11 +173,13 @@ def _map(pages: list[list[int]]) -> go.Heatmap:
 
 
 def _line(
-    rows: pd.DataFrame, name: str, label: str, colour: str, dash: str = "solid"
-) -> go.Scatter:
-    line = {"color": colour, "dash": dash, "width": 2, "shape": "hv"}
-    look = {"name": label, "meta": name, "showlegend": bool(label), "legend": "legend3"}
-    return go.Scatter(x=rows["time_s"], y=rows[name], mode="lines", line=line, **look)
+    fig: go.Figure, row: int, rows: pd.DataFrame, name: str, label: str, colour: str,
+    dash: str = "solid", meta: str = "",
+) -> None:  # fmt: skip
+    look = {"color": colour, "dash": dash, "width": 2, "shape": "hv"}
+    named = {"name": label, "meta": meta or name, "showlegend": bool(label), "legend": "legend3"}
+    line = go.Scatter(x=rows["time_s"], y=rows[name], mode="lines", line=look, **named)
+    fig.add_trace(line, row=row, col=1)
 
 
 class LiveView(FigureView):

@@ -81,11 +81,9 @@ def thrash_readings(rows: pd.DataFrame, lost: pd.DataFrame) -> pd.DataFrame:
     """
     wide = rows.pivot_table(index="llm_share", columns=["engine", "metric"], values="value")
     wide.columns = ["_".join(pair) for pair in wide.columns.to_list()]
-    evicted = lost[lost["part"] == "recomputed_evicted"]
-    again = evicted.groupby("llm_share")["seconds"].sum()
-    walls = lost.groupby("llm_share")["wall_s"].first()
-    wide["again_s"] = again.reindex(wide.index).fillna(0.0)
-    return wide.assign(wall_s=walls).reset_index()
+    again = lost["seconds"].where(lost["part"] == "recomputed_evicted", 0.0)
+    by_share = lost.assign(again_s=again).groupby("llm_share")
+    return wide.join(by_share.agg({"again_s": "sum", "wall_s": "first"})).reset_index()
 
 
 def thrash_drawing(

@@ -284,8 +284,7 @@ def what_if(
     if not parts.is_live():
         return parts.NOT_LIVE
     infos = what_if_replay.find_recordings()
-    if position is None:
-        position = infos[what_if_replay.THESIS].position()
+    position = position or infos[what_if_replay.THESIS].position()
     if position.recording not in infos:
         infos |= what_if_replay.find_recordings([position.recording])
     return WhatIfWidget(infos, position, known, price_per_hour).box
