@@ -226,11 +226,8 @@ def prm_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             hovertemplate="step %{x}: %{customdata:,} " + f"{column}<extra></extra>",
         )
         fig.add_trace(events, row=2, col=1)
-    own = {
-        "axis_steps": rows["step"].max() + 1,
-        "axis_blocks": total,
-        "axis_events": rows[["allocated", "evicted"]].to_numpy().max(),
-    }
+    largest = rows[["allocated", "evicted"]].to_numpy().max()
+    own = {"axis_steps": ends[1], "axis_blocks": total, "axis_events": largest}
     steps, blocks, events = (float(rows[c].iloc[0] if c in rows else own[c]) for c in own)
     fig.update_xaxes(range=[0, steps * 1.01])
     fig.update_xaxes(title_text=f"{style.label} scheduling step", row=2, col=1)
@@ -258,14 +255,13 @@ def lost_time(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, part (a key of LOST_TIME), seconds (a mean over
     runs), wall_s.
     """
-    shares = sorted(rows["llm_share"].unique())
     fig = make_subplots(rows=1)
-    walls = rows.groupby("llm_share")["wall_s"].first().reindex(shares)
+    walls = rows.groupby("llm_share")["wall_s"].first()
     seconds = rows.pivot_table(index="llm_share", columns="part", values="seconds", aggfunc="sum")
     for part, (label, colour) in LOST_TIME.items():
-        own = seconds.get(part, 0 * walls).reindex(shares).fillna(0.0)
+        own = seconds.get(part, 0 * walls).reindex(walls.index).fillna(0.0)
         bar = go.Bar(
-            x=list(range(len(shares))),
+            x=list(range(len(walls))),
             y=own,
             width=0.6,
             customdata=100 * own / walls,
@@ -275,7 +271,7 @@ def lost_time(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         )
         fig.add_trace(bar)
     fig.add_trace(theme.strokes(range(len(walls)), list(walls), 0.4).update(name="wall time"))
-    theme.share_axes(fig, rows, panels=1, at=range(len(shares)))
+    theme.share_axes(fig, rows, panels=1, at=range(len(walls)))
     fig.update_yaxes(title_text="seconds a search (mean over seeds)", rangemode="tozero")
     fig.update_layout(barmode="stack", legend={"traceorder": "normal", "entrywidth": 146})
     title = "Where the wall time of a search goes"

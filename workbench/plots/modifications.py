@@ -54,7 +54,7 @@ def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
                         horizontal_spacing=0.05)  # fmt: skip
     labels = rows[rows["metric"] == "problems_per_min"].set_index("setting")["label"]
     order = list(labels.index)
-    for column, metric in enumerate(PANELS, start=1):
+    for column, (metric, (title, _)) in enumerate(PANELS.items(), start=1):
         wanted = gains if metric == GAIN else rows[rows["metric"] == metric]
         own = wanted[wanted["setting"].isin(order)]
         own = own.assign(place=own["setting"].map(order.index))
@@ -62,7 +62,6 @@ def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             _gains(fig, own)
         else:
             _bars(fig, own, metric, column)
-        title = PANELS[metric][0]
         fig.update_xaxes(title={"text": title, "standoff": 6}, nticks=3, row=1, col=column)
         ticks = {"tickmode": "array", "tickvals": list(range(len(order))), "showgrid": False}
         reach = [len(order) - 0.5, -0.5]
