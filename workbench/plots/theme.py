@@ -189,7 +189,7 @@ def interval(rows: pd.DataFrame, colour: str) -> dict[str, object] | None:
 
 def series(
     fig: go.Figure, rows: pd.DataFrame, x: str, style: Style, hover: str,
-    row: int | None = None, col: int | None = None, secondary_y: bool | None = None, **more: object,
+    row: Any = None, col: Any = None, secondary_y: Any = None, **more: Any,
 ) -> None:  # fmt: skip
     """`value` over the column `x` as a line with markers; error bars if there are low and high.
 
