@@ -133,11 +133,9 @@ def lowered(fig: go.Figure, height: int, most: int) -> dict[str, Any]:
     ends = sorted(set(axes.values())) or [(0.0, 1.0)]
     panels = height * sum(head - foot for foot, head in ends)
     factor = 1 - (height - most) / panels
-    places, there = [0.0], [0.0]
-    for foot, head in ends:
-        for place, scale in ((foot, 1.0), (head, factor)):
-            there.append(there[-1] + scale * (place - places[-1]) * height / most)
-            places.append(place)
+    places = [0.0, *(end for panel in ends for end in panel)]
+    scales = np.resize([1.0, factor], len(places) - 1)  # of a gap, of a panel, of a gap, ...
+    there = [0.0, *np.cumsum(np.diff(places) * scales * height / most)]
 
     def moved(y: float) -> float:
         """Where `y` is then; above the highest panel as between two."""
@@ -314,8 +312,7 @@ def share_axes(
     rows: columns llm_share, llm_kv_tokens, prm_kv_tokens. at: where on the axis each distinct share
     is drawn (default: at its value). panels: how many rows of subplots share the axis.
     """
-    table = rows[["llm_share", "llm_kv_tokens", "prm_kv_tokens"]].drop_duplicates("llm_share")
-    table = table.sort_values("llm_share")
+    table = rows.drop_duplicates("llm_share").sort_values("llm_share")
     places = list(table["llm_share"] if at is None else at)
     margin = 0.04 * ((places[-1] - places[0]) or 1.0) if at is None else 0.6
     kept = thinned(places)

@@ -127,9 +127,8 @@ def searched(pick: Pick, llm_share: float) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs as a person picks from them, searches before cells, best known columns only."""
-    columns = [name for name in [*SHOWN, "status"] if name in runs]
     order = runs.assign(cell=runs["role"].isin(CELLS)).sort_values(["cell", "role", "run_id"])
-    return order.set_index("run_id")[columns]
+    return order.set_index("run_id").filter(items=[*SHOWN, "status"])
 
 
 def _groups(runs: pd.DataFrame, varying: set[str]) -> dict[str, pd.DataFrame]:
