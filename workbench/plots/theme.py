@@ -19,6 +19,7 @@ from plotly.subplots import make_subplots
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, BLACK = "#56B4E9", "#D55E00", "#F0E442", "#000000"
 GREY = "#8C8C8C"  # what is no model's: waiting, pruned branches
+Ends = Iterable[Sequence[float]]  # x or y of both ends of each of several lines
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "pentagon", "hexagon")
 FONT = "DejaVu Sans, Verdana, sans-serif"
 """First the font that the set-up installs: the widest, so that any other needs less room."""
@@ -236,14 +237,8 @@ def highest(rows: pd.DataFrame) -> float:
     return float(np.nanmax([rows["value"], rows["high"].where(np.isfinite(rows["high"]))]))
 
 
-def segments(
-    x: Iterable[Sequence[float]],
-    y: Iterable[Sequence[float]],
-    colour: str,
-    width: float,
-    **more: object,
-) -> go.Scatter:
-    """Lines, each from one point to another, as one trace broken by gaps. x, y: of both points."""
+def segments(x: Ends, y: Ends, colour: str, width: float, **more: object) -> go.Scatter:
+    """Lines, each from one point to another, as one trace broken by gaps."""
     return go.Scatter(
         x=[each for ends in x for each in (*ends, None)],
         y=[each for ends in y for each in (*ends, None)],

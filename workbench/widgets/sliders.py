@@ -6,7 +6,7 @@ a sentence reads it. Without a front end the sentence alone is returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,13 @@ def share_slider(
     draw: at a share; share: where it starts, None the largest; parameters: of the notebook.
     """
     slider = NumberSlider(SHARE, readings["llm_share"], 1.0 if share is None else share, "{:.2f}")
-    return _shown(notebook, name, [slider], draw, parameters)
+
+    def now() -> dict[str, Drawing]:
+        return {name: draw(slider.value)}
+
+    if not is_live():
+        return f"{now()[name].words} {NOT_LIVE}"
+    return _shown(notebook, [slider], now, parameters)
 
 
 def occupancy_drawing(rows: pd.DataFrame, share: float, step: int, provenance: str = "") -> Drawing:
@@ -152,27 +158,16 @@ def occupancy_slider(sweep: Tables, start: float, provenance: str = "", **parame
     share = NumberSlider(SHARE, shares, start, "{:.2f}")
     step = NumberSlider("PRM scheduling step", places, len(tables[share.value]) // 2, "{:,.0f}")
 
-    def draw(at: float, step: float) -> Drawing:
-        return occupancy_drawing(tables[at], at, round(step), provenance)
-
-    return _shown("03_block_occupancy", "occupancy_slider", [share, step], draw, parameters)
-
-
-def _shown(
-    notebook: str,
-    name: str,
-    sliders: Sequence[NumberSlider],
-    draw: Callable[..., Drawing],
-    parameters: Mapping[str, Any],
-) -> Any:
-    """The widget over these sliders; the first sentence where no widget is shown."""
-
     def now() -> dict[str, Drawing]:
-        return {name: draw(*(slider.value for slider in sliders))}
+        at, place = share.value, round(step.value)
+        return {"occupancy_slider": occupancy_drawing(tables[at], at, place, provenance)}
 
-    if not is_live():
-        return f"{now()[name].words} {NOT_LIVE}"
-    view = FigureView(notebook, sliders, now, parameters)
+    return _shown("03_block_occupancy", [share, step], now, parameters)
+
+
+def _shown(notebook: str, sliders: Sequence[NumberSlider], *given: Any) -> Any:
+    """The widget over sliders whose moves draw anew. given: as FigureView takes it."""
+    view = FigureView(notebook, sliders, *given)
     for slider in sliders:
         slider.slider.observe(view.show, names="value")
     return view.box
