@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench.plots.optimisation import EVERYTHING, POLICIES, TECHNIQUES, optimisation
+from workbench.plots.modifications import EVERYTHING, POLICIES, TECHNIQUES, optimisation
 
 SHARES = (0.08, 0.2, 0.3, 0.5)
 BUDGETS = (0.5, 1.0)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import plotly.graph_objects as go
 
-from workbench.plots.batching import balance, batch_limits
 from workbench.plots.caching import lost_time, miss_ratio, prefix_hits, prm_blocks, thrashing
 from workbench.plots.generation import (
+    balance,
+    batch_limits,
     engine_batch,
     engine_cache,
     engine_memory,
@@ -18,8 +19,7 @@ from workbench.plots.generation import (
     serving_split,
 )
 from workbench.plots.memory import kv_blocks, memory_parts
-from workbench.plots.modifications import modifications, sensitivity
-from workbench.plots.optimisation import optimisation
+from workbench.plots.modifications import modifications, optimisation, sensitivity
 from workbench.plots.panels import by_rung
 from workbench.plots.search import critiques, memory_split, search_strategies
 from workbench.plots.search import search_tree as search_tree

@@ -5,6 +5,7 @@ prefixes over the split (6.6 and 6.7) and over its size, and where wall time wen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,9 +13,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, finish, legend_at, say, series
+from workbench.plots.theme import MODELS, finish, legend_at, say, series
 
-RATES = {"hit_ratio": 100, "thrashed_per_1000": 1}  # of the upper and lower panels, their scale
 _HITS_CAPTION = (
     "Share of queried prompt tokens that the prefix cache answered, first admissions only, against "
     "the LLM's share of total memory. Bars: 95 % bootstrap intervals over problems."
@@ -43,11 +43,11 @@ def prefix_hits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """
     fig = make_subplots(rows=1)
     for engine in MODELS:
-        fig.add_trace(_line(theme.in_percent(rows), engine, ".1f", " %"))
+        _line(fig, theme.in_percent(rows), engine, ".1f", " %")
     theme.share_axes(fig, rows, panels=1)
     fig.update_yaxes(title_text="prompt tokens found cached (%)", range=[0, 103])
-    frame = Frame(panels=320, **theme.OVER_SHARES)
-    return finish(fig, "Prefix cache hits of both models", _HITS_CAPTION, provenance, frame)
+    title = "Prefix cache hits of both models"
+    return finish(fig, title, _HITS_CAPTION, provenance, 320, **theme.OVER_SHARES)
 
 
 def thrashing(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -59,8 +59,8 @@ def thrashing(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.08)
     events, blocks = (rows[rows["metric"] == metric] for metric in ("events_per_1000", "blocks"))
     for engine in MODELS:
-        fig.add_trace(_line(events, engine, ".2f", ""), row=1, col=1)
-        fig.add_trace(_line(blocks, engine, ",.0f", "").update(showlegend=False), row=2, col=1)
+        _line(fig, events, engine, ".2f", "", row=1, col=1)
+        _line(fig, blocks, engine, ",.0f", "", row=2, col=1, showlegend=False)
     theme.share_axes(fig, rows, panels=2)
     fig.update_yaxes(rangemode="tozero")
     fig.update_yaxes(title_text="events per 1,000 look-ups", row=1, col=1)
@@ -69,12 +69,14 @@ def thrashing(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     if len(zeros):  # their bars are often too short to be seen: the bound is in the legend
         text = f"open markers: 0, upper bound at most {zeros['high'].max():.2f}"
         marker = {"symbol": "circle-open", "color": theme.GREY, "line": {"width": 1.5}}
-        fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
-    frame = Frame(panels=470, **theme.OVER_SHARES)
-    return finish(fig, "Thrashing of both models", _THRASH_CAPTION, provenance, frame)
+        theme.legend_note(fig, "legend", text, marker, row=1, col=1)
+    title = "Thrashing of both models"
+    return finish(fig, title, _THRASH_CAPTION, provenance, 470, **theme.OVER_SHARES)
 
 
-def _line(rows: pd.DataFrame, engine: str, form: str, unit: str) -> go.Scatter:
+def _line(
+    fig: go.Figure, rows: pd.DataFrame, engine: str, form: str, unit: str, **more: Any
+) -> None:
     """One model's line; a value of exactly zero gets an open marker."""
     style = MODELS[engine]
     own = rows[rows["engine"] == engine].sort_values("llm_share")
@@ -85,7 +87,7 @@ def _line(rows: pd.DataFrame, engine: str, form: str, unit: str) -> go.Scatter:
     symbols = [style.symbol + ("-open" if value == 0 else "") for value in own["value"]]
     marker = {"symbol": symbols, "line": {"color": style.colour, "width": 1.5}}
     bounds = own[["low", "high"]].to_numpy()
-    return series(own, "llm_share", style, hover, customdata=bounds, marker=marker)
+    series(fig, own, "llm_share", style, hover, customdata=bounds, marker=marker, **more)
 
 
 def miss_ratio(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -113,8 +115,8 @@ def miss_ratio(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(rangemode="tozero", row=2)
     fig.update_yaxes(title_text="prompt tokens found cached (%)", row=1, col=1)
     fig.update_yaxes(title_text="thrashed blocks per 1,000 look-ups", row=2, col=1)
-    frame = Frame(panels=430, top=96, legend=22)
-    return finish(fig, "Is it the policy or the size?", _SIZES_CAPTION, provenance, frame)
+    title = "Is it the policy or the size?"
+    return finish(fig, title, _SIZES_CAPTION, provenance, 430, top=96, legend=22)
 
 
 def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None:
@@ -128,7 +130,7 @@ def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None
         (below, "", {"color": style.colour, "dash": "dash", "width": 2.2}),
         (best, "optimum", {"color": theme.BLACK, "dash": "solid", "width": 1}),
     ]
-    for panel, (value, scale) in enumerate(RATES.items(), start=1):
+    for panel, (value, scale) in enumerate((("hit_ratio", 100), ("thrashed_per_1000", 1)), start=1):
         for own, label, line in curves[: 3 if value == "hit_ratio" else 2]:
             curve = go.Scatter(
                 x=own["tokens"],
@@ -224,11 +226,8 @@ def prm_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             hovertemplate="step %{x}: %{customdata:,} " + f"{column}<extra></extra>",
         )
         fig.add_trace(events, row=2, col=1)
-    own = {
-        "axis_steps": rows["step"].max() + 1,
-        "axis_blocks": total,
-        "axis_events": rows[["allocated", "evicted"]].to_numpy().max(),
-    }
+    largest = rows[["allocated", "evicted"]].to_numpy().max()
+    own = {"axis_steps": ends[1], "axis_blocks": total, "axis_events": largest}
     steps, blocks, events = (float(rows[c].iloc[0] if c in rows else own[c]) for c in own)
     fig.update_xaxes(range=[0, steps * 1.01])
     fig.update_xaxes(title_text=f"{style.label} scheduling step", row=2, col=1)
@@ -247,7 +246,7 @@ def prm_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         "before the forward: active and cached blocks stacked, what is missing is free. "
         "Below, blocks allocated (up) and evicted (down) in each step of one run."
     )
-    return finish(fig, title, caption, provenance, Frame(panels=430))
+    return finish(fig, title, caption, provenance, 430)
 
 
 def lost_time(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -256,14 +255,13 @@ def lost_time(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, part (a key of LOST_TIME), seconds (a mean over
     runs), wall_s.
     """
-    shares = sorted(rows["llm_share"].unique())
     fig = make_subplots(rows=1)
-    walls = rows.groupby("llm_share")["wall_s"].first().reindex(shares)
+    walls = rows.groupby("llm_share")["wall_s"].first()
     seconds = rows.pivot_table(index="llm_share", columns="part", values="seconds", aggfunc="sum")
     for part, (label, colour) in LOST_TIME.items():
-        own = seconds.get(part, 0 * walls).reindex(shares).fillna(0.0)
+        own = seconds.get(part, 0 * walls).reindex(walls.index).fillna(0.0)
         bar = go.Bar(
-            x=list(range(len(shares))),
+            x=list(range(len(walls))),
             y=own,
             width=0.6,
             customdata=100 * own / walls,
@@ -273,8 +271,8 @@ def lost_time(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         )
         fig.add_trace(bar)
     fig.add_trace(theme.strokes(range(len(walls)), list(walls), 0.4).update(name="wall time"))
-    theme.share_axes(fig, rows, panels=1, at=range(len(shares)))
+    theme.share_axes(fig, rows, panels=1, at=range(len(walls)))
     fig.update_yaxes(title_text="seconds a search (mean over seeds)", rangemode="tozero")
     fig.update_layout(barmode="stack", legend={"traceorder": "normal", "entrywidth": 146})
-    frame = Frame(panels=340, top=176, legend=58)
-    return finish(fig, "Where the wall time of a search goes", _LOST_CAPTION, provenance, frame)
+    title = "Where the wall time of a search goes"
+    return finish(fig, title, _LOST_CAPTION, provenance, 340, top=176, legend=58)

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, Style, finish, say, series
+from workbench.plots.theme import MODELS, Style, finish, say, series
 
 HOWS = ("measured", "computed")
 KV, MORE = "kv", "activations_more"
@@ -75,8 +75,8 @@ def memory_parts(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         below = {"ticktext": shown, "title_text": "LLM share of the total"}
         fig.update_xaxes(**ticks, **below, showgrid=False, row=2, col=col)
     fig.update_layout(barmode="stack", legend={"traceorder": "normal"})
-    frame = Frame(panels=470, top=218, right=14, legend=106)
-    return finish(fig, "What each model's memory is used for", _PARTS_CAPTION, provenance, frame)
+    title, room = "What each model's memory is used for", {"top": 218, "right": 14, "legend": 106}
+    return finish(fig, title, _PARTS_CAPTION, provenance, 470, **room)
 
 
 def _columns(
@@ -165,9 +165,8 @@ def kv_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.update_xaxes(title_text=theme.SHARE_TITLE, **shares, **at)
         text = f"<b>{how}</b>: {_pair(own)}, feasible {low:.3f} to {high:.3f}"
         say(fig, text, 0, 1, xref="x domain", yref="y domain", yshift=3, **at)
-    frame = Frame(panels=520, top=112, left=74, right=66, legend=22)
-    title = "KV blocks of both models over the split"
-    return finish(fig, title, _BLOCKS_CAPTION, provenance, frame)
+    title, room = "KV blocks of both models over the split", {"top": 112, "left": 74, "right": 66}
+    return finish(fig, title, _BLOCKS_CAPTION, provenance, 520, **room, legend=22)
 
 
 def _counts(fig: go.Figure, rows: pd.DataFrame, model: Style, row: int) -> None:
@@ -182,8 +181,7 @@ def _counts(fig: go.Figure, rows: pd.DataFrame, model: Style, row: int) -> None:
         look = {"mode": mode, "marker_size": size, "showlegend": row == 1}
         style = Style(name, model.colour, dash, symbol)
         if len(own):
-            line = series(own, "llm_share", style, "%{x:.3f}: %{y:,} blocks", **look)
-            fig.add_trace(line, row=row, col=1)
+            series(fig, own, "llm_share", style, "%{x:.3f}: %{y:,} blocks", row, 1, **look)
     lacking = rows.loc[rows["kind"] == "lacking", ["llm_share", "lacks_bytes"]]
     for share, lacks in lacking.to_numpy(float):
         unit = _unit(lacking["lacks_bytes"])

@@ -1,8 +1,12 @@
-"""What one change does: the thesis's modifications one after the other (section 5.3), sampling to
-the end at the depth limit, and each value that the thesis leaves open set otherwise.
+"""What changes do: the thesis's modifications one after the other (section 5.3), sampling to the
+end at the depth limit, each value that the thesis leaves open set otherwise; policies over the
+split, techniques alone and together, and memory over time.
 """
 
 from __future__ import annotations
+
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,9 +14,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, say, series
+from workbench.plots.theme import MODELS, Style, finish, legend_at, say, series
 
-BESIDE = "static_requests"  # the step that is compared with the last
 QUEUED = "continuous_problems"  # the step that is compared over a longer queue of problems
 GAIN = "gain"
 PANELS = {  # metric: (axis title, colour); the gain has no bars
@@ -51,7 +54,7 @@ def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
                         horizontal_spacing=0.05)  # fmt: skip
     labels = rows[rows["metric"] == "problems_per_min"].set_index("setting")["label"]
     order = list(labels.index)
-    for column, metric in enumerate(PANELS, start=1):
+    for column, (metric, (title, _)) in enumerate(PANELS.items(), start=1):
         wanted = gains if metric == GAIN else rows[rows["metric"] == metric]
         own = wanted[wanted["setting"].isin(order)]
         own = own.assign(place=own["setting"].map(order.index))
@@ -59,7 +62,6 @@ def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             _gains(fig, own)
         else:
             _bars(fig, own, metric, column)
-        title = PANELS[metric][0]
         fig.update_xaxes(title={"text": title, "standoff": 6}, nticks=3, row=1, col=column)
         ticks = {"tickmode": "array", "tickvals": list(range(len(order))), "showgrid": False}
         reach = [len(order) - 0.5, -0.5]
@@ -70,14 +72,14 @@ def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     for shift, (metric, style) in zip((-0.04, 0.04), FINISHING.items()):  # bars do not cover
         own = ends[ends["metric"] == metric].sort_values("max_depth")
         own = own.assign(place=[limits.index(limit) + shift for limit in own["max_depth"]])
-        fig.add_trace(series(own, "place", style, "accuracy %{y:.2f}", marker_size=9), row=2, col=1)
+        series(fig, own, "place", style, "accuracy %{y:.2f}", 2, 1, marker_size=9)
     ticks = {"tickvals": list(range(len(limits))), "ticktext": [f"{limit}" for limit in limits]}
     title, reach = "depth limit: reasoning steps a beam may have", [-0.5, len(limits) - 0.5]
     fig.update_xaxes(title_text=title, range=reach, **ticks, row=2, col=1)
     fig.update_yaxes(title_text="accuracy", range=[0, 1.05], domain=[0, _HEAD], row=2, col=1)
     legend_at(fig, "legend", _HEAD + 0.01)
-    title, frame = "Modifications of the baseline, one after another", Frame(620, left=182, top=66)
-    return finish(fig, title, _LADDER_CAPTION, provenance, frame)
+    title = "Modifications of the baseline, one after another"
+    return finish(fig, title, _LADDER_CAPTION, provenance, 620, left=182)
 
 
 def _gains(fig: go.Figure, rows: pd.DataFrame) -> None:
@@ -115,7 +117,7 @@ def _gains(fig: go.Figure, rows: pd.DataFrame) -> None:
 def _bars(fig: go.Figure, rows: pd.DataFrame, metric: str, column: int) -> None:
     title, colour = PANELS[metric]
     name = title.replace("<br>", " " if metric == "tokens_per_s" else "")
-    patterns = ["/" if setting == BESIDE else "" for setting in rows["setting"]]
+    patterns = ["/" if setting == "static_requests" else "" for setting in rows["setting"]]
     bar = go.Bar(
         x=rows["value"],
         y=rows["place"],
@@ -135,7 +137,6 @@ def _bars(fig: go.Figure, rows: pd.DataFrame, metric: str, column: int) -> None:
 
 # -- the answer about the split when one value is another --
 
-ROW_PX, NEAR = 15, 2.0
 LOSSES = ["loss_low", "loss_mid", "loss_high"]
 ENDS = {"loss_low": ("llm", "low"), "loss_high": ("prm", "high")}
 _SETTINGS_CAPTION = (
@@ -187,7 +188,7 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.add_vrect(taken["plateau_low"], taken["plateau_high"], **band, row=1, col=1)
     dotted = {"line": {"color": theme.BLACK, "width": 1, "dash": "dot"}}
     fig.add_vline(0.3, **dotted, row=1, col=1)
-    fig.add_vline(NEAR, **dotted, row=1, col=2)
+    fig.add_vline(2.0, **dotted, row=1, col=2)  # per cent: the plateau
     small = {"yanchor": "middle", "font": {"size": 11, "color": "#555555"}}
     for place in own.loc[own["best"].isna(), "place"]:
         say(fig, "does not fit", 0.1, place, **small, row=1, col=1)
@@ -197,8 +198,8 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     most = 100 * float(fits[["loss_low", "loss_high"]].max().max())
     title = "lost to the best (%)"
     fig.update_xaxes(title_text=title, range=[-3, 1.06 * most], row=1, col=2)
-    frame = Frame(panels=ROW_PX * len(own) + 12, top=84, left=262, legend=6)
-    return finish(fig, "What the split's answer depends on", _SETTINGS_CAPTION, provenance, frame)
+    title, room = "What the split's answer depends on", {"top": 84, "left": 262, "legend": 6}
+    return finish(fig, title, _SETTINGS_CAPTION, provenance, 15 * len(own) + 12, **room)
 
 
 def by_effect(rows: pd.DataFrame) -> pd.DataFrame:
@@ -213,14 +214,9 @@ def by_effect(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _plateaus(fig: go.Figure, rows: pd.DataFrame) -> None:
     """A bar from end to end of each plateau, its best share as a diamond."""
-    bars = go.Scatter(
-        x=[x for a, b in rows[["plateau_low", "plateau_high"]].to_numpy() for x in (a, b, None)],
-        y=[y for place in rows["place"] for y in (place, place, None)],
-        mode="lines",
-        line={"color": theme.GREEN, "width": 6},
-        name="plateau: within 2 % of the best",
-        hoverinfo="skip",
-    )
+    ends, places = rows[["plateau_low", "plateau_high"]].to_numpy(), rows["place"]
+    name = "plateau: within 2 % of the best"
+    bars = theme.segments(ends, zip(places, places), theme.GREEN, 6, name=name)
     best = go.Scatter(
         x=rows["best"],
         y=rows["place"],
@@ -232,3 +228,159 @@ def _plateaus(fig: go.Figure, rows: pd.DataFrame) -> None:
         "%{customdata[2]:.2f}<extra></extra>",
     )
     fig.add_traces([bars, best], rows=[1, 1], cols=[1, 1])
+
+
+# -- policies and techniques for two models in one memory --
+
+STATIC, NONE, ALL = "static", "none", "all"
+POLICIES = {
+    "static": Style("static split", theme.BLACK),
+    "first_come": Style("first come", theme.ORANGE, "dot"),
+    "phase_aware": Style("phase-aware", theme.PURPLE, "dashdot"),
+    "marginal_value": Style("marginal value", theme.GREEN, "dash"),
+}
+EVERYTHING = Style("marginal value, all techniques", theme.VERMILION, "longdash")
+TECHNIQUES = {
+    "none": Style("none", theme.BLACK),
+    "partial_blocks": Style("partial blocks", theme.SKY, "dash", "square"),
+    "forget_pruned": Style("pruned forgotten", theme.GREY, "dash", "triangle-down"),
+    "adaptive": Style("adaptive batching", theme.PURPLE, "dot", "cross"),
+    "prefix_order": Style("prefix-aware order", theme.ORANGE, "dot", "diamond"),
+    "all": Style("all techniques", theme.VERMILION, "solid", "hexagon"),
+}
+SHARE_AXIS = "LLM share of KV"
+MIB = 2**20
+_PANELS_PX = 560
+_ROWS = ((1.0, 0.75), (0.58, 0.37), (0.2, 0.0))
+"""Head and foot of each row of panels; its legend stands above, its axis title below."""
+_POLICIES_CAPTION = (
+    "Top: generated tokens/s over the LLM's share of the KV where the split is static; horizontal "
+    "lines: policies that need no share; crosses: shares that leave a model less than one request. "
+    "W is the LLM's peak of KV plus the PRM's with memory uncapped, which need not fall together. "
+    "Middle, at the smallest budget: each technique alone, and all that are drawn together: tokens "
+    "that both models computed again because memory was short (exact), and throughput. Bottom: "
+    "what each model holds (line), uses (area) and should come to (thin) in one search. Bars: 95 % "
+    "intervals of the ratio to marginal value's on the same problems."
+)
+
+
+def optimisation(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
+    """Policies, techniques, memory over time; in words, accuracy and sameness of the settings.
+
+    rows: metric, setting, budget, policy, kv_share, technique, value, low, high, model, second;
+    metrics tokens_per_s, accuracy, same, recomputed, infeasible, held, active, target.
+    """
+    rows = rows[rows["technique"].isin(list(TECHNIQUES))]
+    budgets = sorted(rows["budget"].dropna().unique())[:3]
+    width = 6 // len(budgets)
+    first = [cell for _ in budgets for cell in ({"colspan": width}, *[None] * (width - 1))]
+    halves = [{"colspan": 3}, None, None] * 2
+    fig = make_subplots(3, 6, specs=[first, halves, halves], horizontal_spacing=0.13,
+                        subplot_titles=[f"{budget:g} W" for budget in budgets])  # fmt: skip
+    for number, budget in enumerate(budgets):
+        _policies(fig, rows[rows["budget"] == budget], 1 + number * width, shown=not number)
+    fig.update_yaxes(title_text="tokens/s", row=1, col=1)
+    _techniques(fig, rows[rows["budget"] == budgets[0]])
+    _memory(fig, rows)
+    for row, (head, foot) in enumerate(_ROWS, start=1):
+        fig.update_yaxes(domain=[foot, head], row=row)
+        if row > 1:  # of the first, `finish` places it
+            legend_at(fig, f"legend{row}", head + 6 / _PANELS_PX)
+    fig.update_annotations(y=1, font={"size": 13})
+    lines = theme.wrapped(_sameness(rows), 88)
+    for line, text in enumerate(lines):
+        say(fig, text, 0, 0, yanchor="top", yshift=-46 - 16 * line)
+    room = {"top": 128, "bottom": 48 + 18 * len(lines), "legend": 24}
+    return finish(fig, "Two models, one memory", _POLICIES_CAPTION, provenance, _PANELS_PX, **room)
+
+
+def _policies(fig: go.Figure, rows: pd.DataFrame, column: int, shown: bool) -> None:
+    """Throughput over the static share; the other policies across the panel."""
+    place = {"row": 1, "col": column}
+    speed = rows[rows["metric"] == "tokens_per_s"]
+    plain = speed[speed["technique"] == NONE]
+    static = plain[plain["policy"] == STATIC].sort_values("kv_share")
+    hover = "share %{x:.2f}: %{y:,.0f} tokens/s"
+    look = {"legend": "legend", "showlegend": shown, "marker_size": 7}
+    series(fig, static, "kv_share", POLICIES[STATIC], hover, **place, **look)
+    ends = [float(rows["kv_share"].min()) - 0.03, float(rows["kv_share"].max()) + 0.03]
+    across = [(style, plain[plain["policy"] == name]) for name, style in POLICIES.items()][1:]
+    everything = speed[(speed["technique"] == ALL) & (speed["policy"] != STATIC)]
+    for style, own in (*across, (EVERYTHING, everything)):
+        for rate in own["value"].head(1):  # it needs no share: a horizontal line
+            level = pd.DataFrame({"kv_share": ends, "value": rate})
+            across_it = look | {"mode": "lines", "line_width": 2.5}
+            series(fig, level, "kv_share", style, f"{rate:,.0f} tokens/s", **place, **across_it)
+    bad = rows[(rows["metric"] == "infeasible") & (rows["technique"] == NONE)].assign(value=0.0)
+    if len(bad):
+        hover = "share %{x:.2f}: less than one request"
+        cross, look = Style("infeasible", theme.GREY, symbol="x"), look | {"marker_size": 9}
+        series(fig, bad, "kv_share", cross, hover, **place, **look, mode="markers")
+    fig.update_xaxes(title={"text": SHARE_AXIS, "standoff": 4}, range=ends, **place)
+    fig.update_yaxes(rangemode="tozero", **place)
+
+
+def _techniques(fig: go.Figure, rows: pd.DataFrame) -> None:
+    """A line for each technique over the static shares: what it computes again, and how fast."""
+    static = rows[rows["policy"] == STATIC].sort_values("kv_share")
+    panels = {"recomputed": (1, "recomputed"), "tokens_per_s": (4, "tokens/s")}
+    for metric, (column, label) in panels.items():
+        found = static[static["metric"] == metric].drop(columns=["low", "high"])
+        place, hover = {"row": 2, "col": column}, f"share %{{x:.2f}}: %{{y:,.0f}} {label}"
+        look = {"legend": "legend2", "marker_size": 7, "showlegend": metric == "recomputed"}
+        for technique, style in TECHNIQUES.items():
+            own = found[found["technique"] == technique]
+            if len(own):
+                series(fig, own, "kv_share", style, hover, **place, **look)
+        title = {"text": SHARE_AXIS, "standoff": 4}
+        fig.update_xaxes(title=title, tickvals=sorted(set(found["kv_share"])), **place)
+        fig.update_yaxes(title={"text": label, "standoff": 3}, rangemode="tozero", **place)
+
+
+def _memory(fig: go.Figure, rows: pd.DataFrame) -> None:
+    """What both models hold, use and should come to; the thesis's split left, elastic right."""
+    held = rows[rows["metric"].isin(["held", "active", "target"])].sort_values("second")
+    policies = [name for name in (STATIC, "marginal_value") if name in set(held["policy"])]
+    looks: dict[str, tuple[str, dict[str, Any]]] = {
+        "active": ("in use", {"width": 0}),
+        "held": ("held", {"width": 2}),
+        "target": ("target", {"width": 1, "dash": "dot"}),
+    }
+    for policy in policies:
+        own, at = held[held["policy"] == policy], {"row": 3, "col": 1 if policy == STATIC else 4}
+        share = own["kv_share"].iloc[0]
+        named = f"static {share:g}" if policy == STATIC else POLICIES[policy].label
+        for model, (metric, (label, look)) in product(reversed(MODELS), looks.items()):
+            style = MODELS[model]  # the smaller area in front
+            drawn = own[(own["model"] == model) & (own["metric"] == metric)]
+            trace = go.Scatter(
+                x=drawn["second"],
+                y=drawn["value"] / MIB,
+                mode="lines",
+                line={"color": style.soft if metric == "active" else style.colour, **look},
+                fill="tozeroy" if metric == "active" else None,
+                fillcolor=style.soft,
+                opacity=0.8,
+                name=f"{style.label} {label}",
+                legend="legend3",
+                showlegend=policy == policies[0],
+                hovertemplate="%{x:.1f} s: %{y:.2f} MiB",
+            )
+            fig.add_trace(trace, **at)
+        title = {"text": f"seconds of a search, {named}", "standoff": 4}
+        fig.update_xaxes(title=title, **at)
+        fig.update_yaxes(range=[0, 1.05 * float(held["value"].max()) / MIB], **at)
+    fig.update_yaxes(title_text="KV, MiB", row=3, col=1)
+
+
+def _sameness(rows: pd.DataFrame) -> str:
+    """Whether the settings sampled the uncapped search's tokens and scores, and their accuracy."""
+    right = rows[rows["metric"] == "accuracy"].set_index("setting")["value"]
+    same = rows[rows["metric"] == "same"].set_index("setting")["value"].reindex(right.index) == 1
+    if right.empty:
+        return ""
+    text = f"{same.sum()} of {len(right)} settings sample the same tokens and scores"
+    if same.any():
+        text += f", accuracy {right[same].iloc[0]:.2f}"
+    others = [f"{name} ({value:.2f})" for name, value in right[~same].items()]
+    return f"{text}. Not the same: {', '.join(others)}." if others else f"{text}."

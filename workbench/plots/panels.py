@@ -14,13 +14,13 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.plots import theme
-from workbench.plots.theme import Frame, finish, say
+from workbench.plots.theme import finish, say
 
 Draw = Callable[..., go.Figure]
 GROUND = "#F3EFE4"  # of what was replayed and not measured: pairs whose names begin so
 REPLAYED = "replayed"
 GAP, TICK_GAP = 0.1, 0.3  # between panels, of the width; between two ticks, of a panel's axis
-LINE_PX, RIGHT_PX = 18, 18
+LINE_PX = 18
 APART = 20  # numbers of axes from one panel to the next: more than a figure has
 REFERENCES = ("anchor", "overlaying", "matches", "xref", "yref", "xaxis", "yaxis")
 
@@ -59,10 +59,9 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
         place = number * (width + GAP), width
         layout: dict[str, Any] = own.layout.to_plotly_json()
         for name, axis in layout.items():
-            if found := re.fullmatch(r"([xy]axis)(\d*)", name):
+            if re.fullmatch(r"[xy]axis\d*", name):
                 shown = number == ((len(figs) - 1) // 2 if name[0] == "x" else 0)
-                at = f"{found[1]}{int(found[2] or 1) + APART * number}"
-                fig.layout[at] = _axis(axis, name[0], number, place, shown)
+                fig.layout[_renumbered(name, number)] = _axis(axis, name[0], number, place, shown)
         for trace in (each.to_plotly_json() for each in own.data):
             is_note = [*trace.get("x", ())] == [None]
             label = re.sub(r" \([^)]*\)$", "", trace.get("name") or "")
@@ -92,9 +91,9 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
         fig.layout[name] = first[name]
     fig.layout.legend.y += LINE_PX / panels
     bottom, top = int(first.margin.b) - 10, int(first.margin.t) + LINE_PX * (1 + notes)
-    frame = Frame(panels, top, bottom, int(first.margin.l), RIGHT_PX)
+    room = {"top": top, "bottom": bottom, "left": int(first.margin.l)}
     caption = f"{first.meta['caption']} One panel for each pair; tinted: replayed, not measured."
-    return finish(fig, re.sub(r"</?b>", "", first.title.text), caption, provenance, frame)
+    return finish(fig, re.sub(r"</?b>", "", first.title.text), caption, provenance, panels, **room)
 
 
 def _axis(
@@ -117,14 +116,15 @@ def _axis(
 
 def _moved(part: dict[str, Any], number: int) -> dict[str, Any]:
     """A trace, an axis, a note or a shape with the axes it names, as the panel numbers them."""
+    return part | {name: _renumbered(part[name], number) for name in REFERENCES if name in part}
 
-    def renamed(text: Any) -> Any:
-        found = re.fullmatch(r"([xy])(\d*)( domain)?", text) if isinstance(text, str) else None
-        if found is None or not number:
-            return text
-        return f"{found[1]}{int(found[2] or 1) + APART * number}{found[3] or ''}"
 
-    return part | {name: renamed(part[name]) for name in REFERENCES if name in part}
+def _renumbered(name: Any, number: int) -> Any:
+    """An axis's name (x2, xaxis2, x2 domain) as the panel numbers it; anything else as it is."""
+    found = re.fullmatch(r"([xy](?:axis)?)(\d*)( domain)?", str(name))
+    if found is None or not number:
+        return name
+    return f"{found[1]}{int(found[2] or 1) + APART * number}{found[3] or ''}"
 
 
 def _placed(part: dict[str, Any], number: int, place: tuple[float, float]) -> dict[str, Any]:

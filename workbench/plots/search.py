@@ -10,15 +10,12 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, series
+from workbench.plots.theme import MODELS, Style, finish, legend_at, series
 
 THROUGHPUT = {
     "tokens_per_s": Style("generated tokens/s (left axis)", theme.BLACK),
     "problems_per_min": Style("problems/min (right axis)", theme.GREEN, "dot", "diamond"),
 }
-BUSY = {"llm_tokens_per_busy_s": "llm", "prm_tokens_per_busy_s": "prm"}
-HEIGHTS, SPLIT_GAP = (0.52, 0.24, 0.24), 0.1  # of the panels, of the drawing between them
-WORSE = 0.98  # of the best: shares that lose more are off the plateau
 _SPLIT_CAPTION = (
     "Throughput of the search against the LLM's share of total memory, from above: over that at "
     "{base:.2f}, the same problems and seeds on both sides, exactly 1 where both models do equal "
@@ -56,7 +53,6 @@ _STRATEGIES_CAPTION = (
     "as there are problems; differences between strategies, on the same ones, are surer. Many "
     "sample about as many tokens, so there each is drawn aside, by up to a quarter of them."
 )
-_ASIDE = 1.06  # from one strategy to the next, times
 _TREE_CAPTION = (
     "The search tree of one problem. Each marker is a sampled step, its colour the PRM's score; a "
     "line joins it to the step it continues. Pruned steps are small and faint, stars end a "
@@ -83,22 +79,22 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """
     in_panel = "rung" in rows
     specs = [[{}], [{"secondary_y": not in_panel}], [{}]]
-    gaps = {"vertical_spacing": SPLIT_GAP, "row_heights": HEIGHTS}
+    gaps = {"vertical_spacing": 0.1, "row_heights": (0.52, 0.24, 0.24)}
     fig = make_subplots(rows=3, shared_xaxes=True, specs=specs, **gaps)
     of = dict(iter(rows.sort_values("llm_share").groupby("metric")))
     hover, rates = "share %{x:.2f}: %{y:,.1f}", of["tokens_per_s"]
     base = min(rates["llm_share"], key=lambda share: abs(share - 0.3))
     ratio = rates.assign(value=rates["ratio"], low=rates["ratio_low"], high=rates["ratio_high"])
     style = Style(f"generated tokens/s over those at {base:.2f}", theme.BLACK)
-    line = series(ratio, "llm_share", style, "share %{x:.2f}: %{y:.3f}", legend="legend")
-    fig.add_trace(line.update(marker_size=7), row=1, col=1)
+    look, told = {"legend": "legend", "marker_size": 7}, "share %{x:.2f}: %{y:.3f}"
+    series(fig, ratio, "llm_share", style, told, 1, 1, **look)
+    look = {"legend": "legend2", "marker_size": 6, "showlegend": not in_panel}
     for metric, style in list(THROUGHPUT.items())[: 1 if in_panel else 2]:
-        line = series(of[metric], "llm_share", style, hover, legend="legend2", marker_size=6)
         right = None if in_panel else metric == "problems_per_min"
-        fig.add_trace(line.update(showlegend=not in_panel), row=2, col=1, secondary_y=right)
-    for metric, model in BUSY.items():
-        line = series(of[metric], "llm_share", MODELS[model], hover, legend="legend3")
-        fig.add_trace(line, row=3, col=1)
+        series(fig, of[metric], "llm_share", style, hover, 2, 1, right, **look)
+    for model, style in MODELS.items():
+        busy = of[f"{model}_tokens_per_busy_s"]
+        series(fig, busy, "llm_share", style, hover, 3, 1, legend="legend3")
     theme.share_axes(fig, rows, panels=3)
     fig.update_yaxes(rangemode="tozero")
     left = None if in_panel else False
@@ -112,7 +108,7 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         axis = {"title_text": "problems/min", "showgrid": False, "tickmode": "auto"}
         fig.update_yaxes(**axis, range=[0, reach], row=2, col=1, secondary_y=True)
     dotted = {"line": {"color": theme.BLACK, "width": 1, "dash": "dot"}}
-    fig.add_hline(WORSE * float(ratio["value"].max()), **dotted, row=1, col=1)
+    fig.add_hline(0.98 * float(ratio["value"].max()), **dotted, row=1, col=1)  # off the plateau
     for row in (2, 3):
         legend_at(fig, f"legend{row}", fig.get_subplot(row, 1).yaxis.domain[1])
     if "peak_share" in of:
@@ -128,13 +124,13 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             a, b = same[["low", "high"]].iloc[0]
             text = f"peak {a:.2f}-{b:.2f} (95 %: {low:.2f} to {high:.2f})"
         marker = {"symbol": "square", "size": 12, "color": theme.SKY, "opacity": 0.4}
-        fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
-    frame = Frame(panels=510, right=62, **theme.OVER_SHARES)
+        theme.legend_note(fig, "legend", text, marker, row=1, col=1)
     caption = _SPLIT_CAPTION.format(base=base)
     caption = caption.replace(" and problems per minute", "") if in_panel else caption
     if ratio[["low", "high"]].isna().any(axis=None):
         caption += " Where a ratio has no bar its interval was not kept."
-    return finish(fig, "Throughput against the memory split", caption, provenance, frame)
+    title, room = "Throughput against the memory split", {"right": 62, **theme.OVER_SHARES}
+    return finish(fig, title, caption, provenance, 510, **room)
 
 
 def critiques(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -150,21 +146,20 @@ def critiques(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         scaled = rate[["value", "low", "high"]] * (100 / rate["value"].max())
         best, told = f"{style.label}: {rate['value'].max():.2f}/min", rate["value"]
         hover = "share %{x:.2f}: %{y:.1f} % of its best, %{customdata:.2f} problems/min"
-        line = series(rate.assign(**scaled), "llm_share", style, hover, customdata=told)
-        fig.add_trace(line.update(name=best, legend="legend"), row=1, col=1)
-        for model, look in MODELS.items():
-            again = own[own["engine"] == model]
-            line = series(again, "llm_share", look, "share %{x:.2f}: %{y:,.0f} tokens")
-            if kind == "scores":
-                line.update(marker_symbol=f"{look.symbol}-open", line_width=1)
-            fig.add_trace(line.update(legend="legend2", showlegend=kind != "scores"), row=2, col=1)
+        look = {"customdata": told, "name": best, "legend": "legend"}
+        series(fig, rate.assign(**scaled), "llm_share", style, hover, 1, 1, **look)
+        for model, style in MODELS.items():
+            again, hover = own[own["engine"] == model], "share %{x:.2f}: %{y:,.0f} tokens"
+            look = {"marker_symbol": f"{style.symbol}-open", "line_width": 1, "showlegend": False}
+            look = {"legend": "legend2", **(look if kind == "scores" else {"showlegend": True})}
+            series(fig, again, "llm_share", style, hover, 2, 1, **look)
     theme.share_axes(fig, rows, panels=2)
     fig.update_yaxes(rangemode="tozero")
     fig.update_yaxes(title_text="problems/min over the best (%)", row=1, col=1)
     fig.update_yaxes(title_text="tokens computed again a problem", row=2, col=1)
     legend_at(fig, "legend2", 0.445)
-    title, frame = "A PRM that writes before it judges", Frame(panels=470, **theme.OVER_SHARES)
-    return finish(fig, title, _CRITIQUES_CAPTION, provenance, frame)
+    title = "A PRM that writes before it judges"
+    return finish(fig, title, _CRITIQUES_CAPTION, provenance, 470, **theme.OVER_SHARES)
 
 
 def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -174,18 +169,18 @@ def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """
     kinds, order = list(rows["levels"].unique()), list(STRATEGIES)
     aside = rows["strategy"].map(order.index) - len(order) // 2
-    rows = rows.assign(place=rows["tokens"] * _ASIDE**aside).sort_values("n", kind="stable")
+    rows = rows.assign(place=rows["tokens"] * 1.06**aside).sort_values("n", kind="stable")
     axes = {"place": "tokens sampled for a problem", "seconds": "seconds for a problem"}
     fig = make_subplots(len(kinds), 2, shared_xaxes=True, shared_yaxes=True,
                         vertical_spacing=0.05, horizontal_spacing=0.03)  # fmt: skip
     hover = "n = %{customdata[0]}: %{y:.3f}, %{customdata[1]:,.0f} tokens, %{customdata[2]:.2g} s"
     for (name, levels), own in rows.groupby(["strategy", "levels"], sort=False):
         style, row = STRATEGIES[str(name)], kinds.index(levels) + 1
+        look = {"customdata": own[["n", "tokens", "seconds"]], "legendgroup": style.label}
+        wide = {"line_width": 2.5 if style.colour == theme.GREY else 1, "marker_size": 7}
         for column, x in enumerate(axes, 1):
-            line = series(own, x, style, hover, customdata=own[["n", "tokens", "seconds"]])
-            line.update(legendgroup=style.label, showlegend=row == column == 1)
-            line.update(line_width=2.5 if style.colour == theme.GREY else 1, marker_size=7)
-            fig.add_trace(line, row=row, col=column)
+            look["showlegend"] = row == column == 1
+            series(fig, own, x, style, hover, row, column, **look, **wide)
     ticks = [k * 10.0**power for power in range(-2, 8) for k in (1, 2, 5)]
     for column, (x, title) in enumerate(axes.items(), 1):
         ends = np.log10([0.85 * rows[x].min(), 1.18 * rows[x].max()]).tolist()
@@ -196,9 +191,8 @@ def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         own = rows[rows["levels"] == levels]
         fig.update_yaxes(range=[own["low"].min() - 0.02, own["high"].max() + 0.02], row=row)
         fig.update_yaxes(title_text=f"accuracy, {levels}", row=row, col=1)
-    frame = Frame(panels=40 + 150 * len(kinds), top=110, legend=8)
-    title = "Search strategies: accuracy against tokens and seconds"
-    return finish(fig, title, _STRATEGIES_CAPTION, provenance, frame)
+    title, height = "Search strategies: accuracy against tokens and seconds", 40 + 150 * len(kinds)
+    return finish(fig, title, _STRATEGIES_CAPTION, provenance, height, top=110, legend=8)
 
 
 def tree_places(nodes: pd.DataFrame) -> pd.DataFrame:
@@ -241,9 +235,9 @@ def search_tree(
         marker = {"color": own["score"], "coloraxis": "coloraxis", "line": edge}
         hover = "node %{customdata}: score %{marker.color:.3f}<extra>" + role + "</extra>"
         told = {"customdata": own["node_id"], "meta": role, "hovertemplate": hover}
-        trace = _spots(own["depth"], own["y"], look | marker, opacity=opacity, **told)
+        fig.add_trace(_spots(own["depth"], own["y"], look | marker, opacity=opacity, **told))
         note = look | {"color": theme.GREY, "opacity": opacity}
-        fig.add_traces([trace, theme.legend_note("legend", f"{role} ({len(own)})", note)])
+        theme.legend_note(fig, "legend", f"{role} ({len(own)})", note)
     diamond = {"symbol": "diamond", "size": 12, "color": theme.BLACK}
     told = {"hovertext": [question or "the question"], "hoverinfo": "text"}
     fig.add_trace(_spots([0], [0], diamond, **told))
@@ -252,18 +246,18 @@ def search_tree(
     fig.add_trace(_spots(at["depth"], at["y"], ring, meta="ring", hoverinfo="skip"))
     if chosen.any():
         thick = {"symbol": "line-ew", "size": 22, "line": {"color": theme.BLACK, "width": 4}}
-        fig.add_trace(theme.legend_note("legend", "chosen", thick))
+        theme.legend_note(fig, "legend", "chosen", thick)
     if selected is not None:
-        fig.add_trace(theme.legend_note("legend", "selected", {**ring, "size": 14}))
+        theme.legend_note(fig, "legend", "selected", {**ring, "size": 14})
     deepest = int(places["depth"].max())
     ticks = [0, *range(1, deepest + 1, max(1, deepest // 12))]
     axis = {"tickvals": ticks, "tickangle": 0, "range": [-0.4, deepest + 0.5]}
     fig.update_xaxes(title_text="depth, in steps (0: the question)", **axis)
     most = int(places["place"].max()) + 1
     fig.update_yaxes(visible=False, range=[-most / 2 - 0.3, most / 2 + 0.3])
-    frame = Frame(panels=max(230, 21 * most), top=70, left=24, right=96)
     fig.update_layout(coloraxis=_SCORES)
-    return finish(fig, title, _TREE_CAPTION, provenance, frame)
+    room = {"top": 70, "left": 24, "right": 96}
+    return finish(fig, title, _TREE_CAPTION, provenance, max(230, 21 * most), **room)
 
 
 def _spots(x: Any, y: Any, marker: dict[str, Any], **more: Any) -> go.Scatter:
@@ -274,11 +268,5 @@ def _edges(places: pd.DataFrame, wanted: pd.Series, colour: str, width: float) -
     """Lines to the wanted nodes as one trace broken by gaps; those of depth 1 start at (0, 0)."""
     nodes = places[wanted]
     start = places.set_index("node_id")["y"].reindex(nodes["parent_id"]).fillna(0.0)
-    return go.Scatter(
-        x=[x for depth in nodes["depth"] for x in (depth - 1, depth, None)],
-        y=[y for a, b in zip(start, nodes["y"], strict=True) for y in (a, b, None)],
-        mode="lines",
-        line={"color": colour, "width": width},
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    x, y = zip(nodes["depth"] - 1, nodes["depth"]), zip(start, nodes["y"], strict=True)
+    return theme.segments(x, y, colour, width, showlegend=False)

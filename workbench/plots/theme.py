@@ -7,7 +7,7 @@ marker, so that a grey print still reads. Fonts are 12 px, which is 9 pt in a PD
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from plotly.subplots import make_subplots
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, BLACK = "#56B4E9", "#D55E00", "#F0E442", "#000000"
 GREY = "#8C8C8C"  # what is no model's: waiting, pruned branches
+Ends = Iterable[Sequence[float]]  # x or y of both ends of each of several lines
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "pentagon", "hexagon")
 FONT = "DejaVu Sans, Verdana, sans-serif"
 """First the font that the set-up installs: the widest, so that any other needs less room."""
@@ -81,49 +82,43 @@ TEMPLATE = go.layout.Template(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Room in px: the panels' own height and what stands above, below and beside them."""
-
-    panels: int  # height of the drawing between the margins
-    top: int = 66  # title and legend
-    bottom: int = 52  # the axis with its title
-    left: int = 66
-    right: int = 18
-    legend: int = 4  # from the first panel up to the legend, unless the figure places it
-
-
-OVER_SHARES = {"top": 128, "legend": 58}  # of a Frame: the axis of KV tokens is under the legend
+OVER_SHARES = {"top": 128, "legend": 58}  # of `finish`: the axis of KV tokens is under the legend
 TITLE_PX = 30
 
 
-def finish(fig: go.Figure, title: str, caption: str, provenance: str, frame: Frame) -> go.Figure:
+def finish(
+    fig: go.Figure, title: str, caption: str, provenance: str, panels: int,
+    *, top: int = 66, bottom: int = 52, left: int = 66, right: int = 18, legend: int = 4,
+) -> go.Figure:  # fmt: skip
     """`fig` with the house template, a title above and `provenance`, what was measured, below.
+
+    panels: px of the drawing's height between the margins. top (title and legend), bottom (the axis
+    with its title), left, right: px beside it. legend: px from the first panel up to the legend,
+    unless the figure has placed it.
 
     Returns the same figure. `layout.meta` holds what export needs: caption, provenance, and the
     layout of a PDF 150 mm wide, where both and the title are in the caption and have no room, and
     which with its caption is no higher than a page.
     """
     if fig.layout.legend.y is None:
-        legend_at(fig, "legend", 1 + frame.legend / frame.panels)
+        legend_at(fig, "legend", 1 + legend / panels)
     lines = wrapped(provenance, _PROVENANCE_CHARACTERS)
     room = _LINE_PX * len(lines) + 10
-    margin = {"l": frame.left, "r": frame.right, "t": frame.top, "b": frame.bottom + room}
-    height = frame.panels + frame.top + frame.bottom
-    less = {"l": frame.left - 8, "t": frame.top - TITLE_PX, "b": frame.bottom}
+    margin = {"l": left, "r": right, "t": top, "b": bottom + room}
+    less = {"l": left - 8, "t": top - TITLE_PX, "b": bottom}
     below = len(wrapped(f"Figure 10: {caption}", CAPTION_CHARACTERS)) * CAPTION_PT
     most = int((PAGE_PT - below) * PX_PER_PT) - less["t"] - less["b"]
-    on_paper = {"width": PRINT_WIDTH_PX, "margin": margin | less} | lowered(fig, frame.panels, most)
-    on_paper["height"] = min(frame.panels, most) + less["t"] + less["b"]
+    on_paper = {"width": PRINT_WIDTH_PX, "margin": margin | less} | lowered(fig, panels, most)
+    on_paper["height"] = min(panels, most) + less["t"] + less["b"]
     fig.update_layout(
         template=TEMPLATE,
         title={"text": f"<b>{title}</b>", "font": {"size": 15}, "y": 1, "yanchor": "top"},
         title_pad={"t": 10, "l": 12},
-        height=height + room,
+        height=panels + top + bottom + room,
         margin=margin,
         meta={"caption": caption, "provenance": provenance, "on_paper": on_paper},
     )
-    shift = {"xshift": 12 - frame.left, "yshift": -frame.bottom, "yanchor": "top"}
+    shift = {"xshift": 12 - left, "yshift": -bottom, "yanchor": "top"}
     font = {"size": 11, "color": "#444444"}
     say(fig, "<br>".join(lines), 0, 0, name=PROVENANCE, align="left", font=font, **shift)
     return fig
@@ -139,17 +134,15 @@ def lowered(fig: go.Figure, height: int, most: int) -> dict[str, Any]:
     ends = sorted(set(axes.values())) or [(0.0, 1.0)]
     panels = height * sum(head - foot for foot, head in ends)
     factor = 1 - (height - most) / panels
-    places, there = [0.0], [0.0]
-    for foot, head in ends:
-        for place, scale in ((foot, 1.0), (head, factor)):
-            there.append(there[-1] + scale * (place - places[-1]) * height / most)
-            places.append(place)
+    places = [0.0, *(end for panel in ends for end in panel)]
+    scales = np.resize([1.0, factor], len(places) - 1)  # of a gap, of a panel, of a gap, ...
+    there = [0.0, *np.cumsum(np.diff(places) * scales * height / most)]
 
     def moved(y: float) -> float:
         """Where `y` is then; above the highest panel as between two."""
         return float(np.interp(y, places, there)) + max(y - places[-1], 0) * height / most
 
-    legends = {name: fig.layout[name] for name in fig.layout if name.startswith("legend")}
+    legends = {name: fig.layout[name] for name in sorted(fig.layout) if name.startswith("legend")}
     return {
         name: {"domain": [min(moved(end), 1.0) for end in domain]} for name, domain in axes.items()
     } | {name: {"y": moved(legend.y)} for name, legend in legends.items() if legend.y is not None}
@@ -167,15 +160,15 @@ def legend_at(fig: go.Figure, name: str, y: float) -> None:
     fig.update_layout({name: {**place, "bgcolor": "rgba(255,255,255,0)"}})
 
 
-def legend_note(name: str, text: str, marker: Mapping[str, object]) -> go.Scatter:
+def legend_note(
+    fig: go.Figure, name: str, text: str, marker: Mapping[str, object], **panel: int
+) -> None:
     """An entry of a legend that is no data: what a mark or a band means, in words.
 
     name: the legend's (`legend`, `legend2`, ...).
     """
-    size = {"size": 9, **marker}
-    return go.Scatter(
-        x=[None], y=[None], mode="markers", marker=size, name=text, legend=name, hoverinfo="skip"
-    )
+    look = {"mode": "markers", "marker": {"size": 9, **marker}, "hoverinfo": "skip"}
+    fig.add_trace(go.Scatter(x=[None], y=[None], name=text, legend=name, **look), **panel)
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -193,12 +186,15 @@ def interval(rows: pd.DataFrame, colour: str) -> dict[str, object] | None:
     return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **look}
 
 
-def series(rows: pd.DataFrame, x: str, style: Style, hover: str, **more: object) -> go.Scatter:
+def series(
+    fig: go.Figure, rows: pd.DataFrame, x: str, style: Style, hover: str,
+    row: Any = None, col: Any = None, secondary_y: Any = None, **more: Any,
+) -> None:  # fmt: skip
     """`value` over the column `x` as a line with markers; error bars if there are low and high.
 
     hover: how plotly writes a point, without the name. more: other attributes of the trace.
     """
-    return go.Scatter(
+    line = go.Scatter(
         x=rows[x],
         y=rows["value"],
         error_y=interval(rows, style.colour),
@@ -208,7 +204,8 @@ def series(rows: pd.DataFrame, x: str, style: Style, hover: str, **more: object)
         marker={"symbol": style.symbol, "size": 8, "color": style.colour},
         hovertemplate=f"{hover}<extra>{style.label}</extra>",
         cliponaxis=False,
-    ).update(more)
+    )
+    fig.add_trace(line.update(more), row=row, col=col, secondary_y=secondary_y)
 
 
 def area(x: object, y: object, label: str, colour: str, stack: str, **more: object) -> go.Scatter:
@@ -240,15 +237,22 @@ def highest(rows: pd.DataFrame) -> float:
     return float(np.nanmax([rows["value"], rows["high"].where(np.isfinite(rows["high"]))]))
 
 
+def segments(x: Ends, y: Ends, colour: str, width: float, **more: object) -> go.Scatter:
+    """Lines, each from one point to another, as one trace broken by gaps."""
+    return go.Scatter(
+        x=[each for ends in x for each in (*ends, None)],
+        y=[each for ends in y for each in (*ends, None)],
+        mode="lines",
+        line={"color": colour, "width": width},
+        hoverinfo="skip",
+        **more,
+    )
+
+
 def strokes(places: Sequence[float], heights: Sequence[float], half: float) -> go.Scatter:
     """A thick line across each column, `half` to either side of its place."""
-    return go.Scatter(
-        x=[x for place in places for x in (place - half, place + half, None)],
-        y=[y for height in heights for y in (height, height, None)],
-        mode="lines",
-        line={"color": BLACK, "width": 2.5},
-        hoverinfo="skip",
-    )
+    ends = [(place - half, place + half) for place in places]
+    return segments(ends, [(height, height) for height in heights], BLACK, 2.5)
 
 
 def say(fig: go.Figure, text: str, x: object, y: object, **place: object) -> None:
@@ -303,8 +307,7 @@ def share_axes(
     rows: columns llm_share, llm_kv_tokens, prm_kv_tokens. at: where on the axis each distinct share
     is drawn (default: at its value). panels: how many rows of subplots share the axis.
     """
-    table = rows[["llm_share", "llm_kv_tokens", "prm_kv_tokens"]].drop_duplicates("llm_share")
-    table = table.sort_values("llm_share")
+    table = rows.drop_duplicates("llm_share").sort_values("llm_share")
     places = list(table["llm_share"] if at is None else at)
     margin = 0.04 * ((places[-1] - places[0]) or 1.0) if at is None else 0.6
     kept = thinned(places)

@@ -30,7 +30,6 @@ CELLS = (TIMED, COUNTED)
 KINDS = {MEASURE: "sweep", TIMED: "batching cells", REPLAY: "replayed sweep"}  # of groups, by role
 SHOWN = ["role", "llm", "llm_share", "seed", "n", "num_problems", "tokens_per_s", "accuracy"]
 ROOMS = ["llm_share", "llm_kv_tokens", "prm_kv_tokens"]
-_UPPER_AXIS = "x9"  # theme.share_axes draws an empty trace there, so that plotly shows the axis
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,9 +127,8 @@ def searched(pick: Pick, llm_share: float) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs as a person picks from them, searches before cells, best known columns only."""
-    columns = [name for name in [*SHOWN, "status"] if name in runs]
     order = runs.assign(cell=runs["role"].isin(CELLS)).sort_values(["cell", "role", "run_id"])
-    return order.set_index("run_id")[columns]
+    return order.set_index("run_id").filter(items=[*SHOWN, "status"])
 
 
 def _groups(runs: pd.DataFrame, varying: set[str]) -> dict[str, pd.DataFrame]:
@@ -250,7 +248,7 @@ def overlaid(a: go.Figure, b: go.Figure) -> go.Figure:
             trace.update(offsetgroup="A", width=None)
     for trace in b.data:
         is_note = trace.type == "scatter" and list(trace.x) == [None]  # of the legend alone
-        if trace.xaxis != _UPPER_AXIS and not is_note:
+        if trace.xaxis != "x9" and not is_note:  # x9: the empty trace of theme.share_axes
             a.add_trace(_as_second(trace))
     for shape in b.layout.shapes:
         a.add_shape({**shape.to_plotly_json(), "opacity": 0.10})

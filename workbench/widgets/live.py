@@ -17,12 +17,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import BLACK, GREY, MODELS, Frame, area, finish, legend_at, legend_note
+from workbench.plots.theme import BLACK, GREY, MODELS, area, finish, legend_at, legend_note
 from workbench.widgets.live_search import LiveSearch, Snapshot, timeline, window_s
 from workbench.widgets.parts import Drawing, FigureView, HtmlText, NumberSlider, button
 
 REPAINT_S = 0.25  # between two snapshots
-ENDED = ("stopped", "finished", "failed")
 LLM, PRM = MODELS["llm"], MODELS["prm"]
 CAPTION = (
     "A search on both engines. Above, the arena: every rectangle is a block, as wide as its bytes; "
@@ -43,7 +42,6 @@ FRACTIONS = ("busy", "target", "actual", "held")  # how such columns of a time l
 MOST_UNITS = 24  # cells of a page, where the models' blocks divide a page too differently
 BLOCK_GAP, PAGE_GAP = 0.22, 0.6  # widths in cells
 WIDE = 4.0  # a map has so many times as many pages in a row as rows
-_FRAME = Frame(panels=375, top=56, bottom=44, left=70, legend=2)  # one laptop screen, controls too
 
 
 def in_words(snapshot: Snapshot) -> str:
@@ -83,15 +81,14 @@ def live_figure(
     for state, colour in COLOURS.items():
         label = state.replace("llm_", "LLM ").replace("prm_", "PRM ")
         mark = {"symbol": "square", "size": 11, "color": colour}
-        fig.add_trace(legend_note("legend", label, mark), row=1, col=1)
+        legend_note(fig, "legend", label, mark, row=1, col=1)
     none = rows[:0] if pinned is None else pinned
-    fig.add_trace(_line(none, "tokens_per_s", "", GREY, "dot").update(meta="pinned"), row=2, col=1)
-    fig.add_trace(_line(rows, "tokens_per_s", "", BLACK), row=2, col=1)
+    _line(fig, 2, none, "tokens_per_s", "", GREY, "dot", meta="pinned")
+    _line(fig, 2, rows, "tokens_per_s", "", BLACK)
     for style, name in ((LLM, "llm_busy"), (PRM, "prm_busy")):
         busy = area(rows["time_s"], rows[name], style.label, style.colour, "busy")
         fig.add_trace(busy.update(meta=name, legend="legend2"), row=3, col=1)
-        gone = _line(rows, f"{name[:3]}_evicted", "", style.colour)
-        fig.add_trace(gone, row=4, col=1)
+        _line(fig, 4, rows, f"{name[:3]}_evicted", "", style.colour)
     for name, label, colour in (  # from below
         ("llm_held", "LLM holds", LLM.soft),
         ("unheld", "", "rgba(0,0,0,0)"),
@@ -101,9 +98,8 @@ def live_figure(
         look["hoverinfo"] = None if label else "skip"
         part = area(rows["time_s"], rows[name], label, colour, "held", **look)
         fig.add_trace(part, row=5, col=1)
-    actual = _line(rows, "llm_actual", "LLM holds or could have", LLM.colour)
-    target = _line(rows, "llm_target", "LLM's target", BLACK, "dash")
-    fig.add_traces([actual, target], rows=5, cols=1)
+    _line(fig, 5, rows, "llm_actual", "LLM holds or could have", LLM.colour)
+    _line(fig, 5, rows, "llm_target", "LLM's target", BLACK, "dash")
     moves = snapshot.moves  # dotted lines from the axis to a triangle at the top
     words = [f"split to {move.share:.2f}: {move.outcome}" for move in moves]
     for row in (2, 3, 5):
@@ -138,7 +134,8 @@ def live_figure(
         look = {"traceorder": "normal", "font": {"size": 11}}
         fig.update_layout({name: look, "uirevision": "live"})
     caption = CAPTION.format(window_s=window_s(snapshot.seconds))
-    return finish(fig, "A search as it runs", caption, provenance, _FRAME)
+    room = {"top": 56, "bottom": 44, "left": 70, "legend": 2}  # one laptop screen, controls too
+    return finish(fig, "A search as it runs", caption, provenance, 375, **room)
 
 
 def _map(pages: list[list[int]]) -> go.Heatmap:
@@ -176,11 +173,13 @@ def _map(pages: list[list[int]]) -> go.Heatmap:
 
 
 def _line(
-    rows: pd.DataFrame, name: str, label: str, colour: str, dash: str = "solid"
-) -> go.Scatter:
-    line = {"color": colour, "dash": dash, "width": 2, "shape": "hv"}
-    look = {"name": label, "meta": name, "showlegend": bool(label), "legend": "legend3"}
-    return go.Scatter(x=rows["time_s"], y=rows[name], mode="lines", line=line, **look)
+    fig: go.Figure, row: int, rows: pd.DataFrame, name: str, label: str, colour: str,
+    dash: str = "solid", meta: str = "",
+) -> None:  # fmt: skip
+    look = {"color": colour, "dash": dash, "width": 2, "shape": "hv"}
+    named = {"name": label, "meta": meta or name, "showlegend": bool(label), "legend": "legend3"}
+    line = go.Scatter(x=rows["time_s"], y=rows[name], mode="lines", line=look, **named)
+    fig.add_trace(line, row=row, col=1)
 
 
 class LiveView(FigureView):
@@ -257,7 +256,7 @@ class LiveView(FigureView):
 
     async def _watch(self) -> None:
         try:
-            while self.live.state not in ENDED:
+            while self.live.is_alive:
                 self.show()
                 await asyncio.sleep(REPAINT_S)
             self.show()

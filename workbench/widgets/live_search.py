@@ -40,7 +40,6 @@ from workbench.search.prm import PRM
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult
 from workbench.search.search import Search
-from workbench.search.strategies import Strategy
 
 ROLES = ("llm", "prm")
 BLOCK_STATES = ("free", "llm_active", "llm_cached", "prm_active", "prm_cached")
@@ -166,9 +165,7 @@ def timeline(steps: Sequence[StepSeen] | NDArray[np.float64]) -> pd.DataFrame:
         moments = table.loc[table["is_prm"] == is_prm, ["start_s", "end_s"]].to_numpy()
         lasted = np.diff(moments, axis=1).ravel()
         busy = np.column_stack([lasted.cumsum() - lasted, lasted.cumsum()]).ravel()
-        spent = np.zeros(len(starts))
-        if len(lasted):
-            spent = np.diff(np.interp(edges, moments.ravel(), busy))
+        spent = np.diff(np.interp(edges, np.append(0.0, moments), np.append(0.0, busy)))
         gone = np.append(table[f"{role}_evicted"], 0.0)[by_end - 1]  # of none the 0 at the end
         columns[f"{role}_evicted"] = np.diff(gone, prepend=0.0)
         columns[f"{role}_busy"] = np.minimum(spent / np.maximum(ends - starts, 1e-9), 1.0)
@@ -234,20 +231,11 @@ class _SteppedBy:
 class LiveSearch:
     """One search at a time over the two engines of a pair; it can be started again once it ended.
 
-    settings: further keywords of Search. Its methods may be called from any thread.
+    settings: the keywords of Search. Its methods may be called from any thread.
     """
 
-    def __init__(
-        self,
-        problems: Sequence[Problem],
-        pair: SharedPair,
-        *,
-        strategy: Strategy,
-        seed: int = 0,
-        **settings: Any,
-    ) -> None:
-        self.problems, self.pair = list(problems), pair
-        self._settings = {**settings, "strategy": strategy, "seed": seed}
+    def __init__(self, problems: Sequence[Problem], pair: SharedPair, **settings: Any) -> None:
+        self.problems, self.pair, self._settings = list(problems), pair, settings
         self._changed = Condition()  # guards all that follows
         self.is_paused = False
         self._thread: Thread | None = None

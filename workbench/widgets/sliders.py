@@ -6,7 +6,7 @@ a sentence reads it. Without a front end the sentence alone is returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from workbench.errors import ConfigError
 from workbench.experiments.rows import block_rows
 from workbench.experiments.statistics import Tables
 from workbench.plots import prm_blocks, thrashing
-from workbench.plots.theme import BLACK, MODELS, Frame, Style, finish, series
+from workbench.plots.theme import BLACK, MODELS, Style, finish, series
 from workbench.widgets.parts import NOT_LIVE, Drawing, FigureView, NumberSlider, is_live
 
 SHARE = "LLM share of total memory"
@@ -57,14 +57,13 @@ def split_drawing(readings: pd.DataFrame, share: float, provenance: str = "") ->
             scale = 1 if name == "tokens_per_s" else 100
             style = MODELS.get(name[:3], Style("both", BLACK, symbol="diamond"))
             rows = readings.assign(value=scale * readings[name])
-            line = series(rows, "llm_share", style, "%{y:.4g}", showlegend="hit_rate" not in name)
-            fig.add_trace(line, row=panel, col=1)
-            ring = _ring(name, row["llm_share"], scale * row[name])
-            fig.add_trace(ring, row=panel, col=1)
+            shown = "hit_rate" not in name
+            series(fig, rows, "llm_share", style, "%{y:.4g}", panel, 1, showlegend=shown)
+            fig.add_trace(_ring(name, row["llm_share"], scale * row[name]), row=panel, col=1)
         fig.update_yaxes(title_text=title, rangemode="tozero", row=panel, col=1)
     fig.update_xaxes(title_text=SHARE, row=3, col=1)
     caption = "Measured shares; the ringed point is the one the slider stands on."
-    finish(fig, "Move the memory between the models", caption, provenance, Frame(panels=420))
+    finish(fig, "Move the memory between the models", caption, provenance, 420)
     words = (
         f"At a share of {row['llm_share']:.2f}: {row['tokens_per_s']:,.0f} tokens/s; at most "
         f"{row['llm_occupancy']:.0%} of the LLM's and {row['prm_occupancy']:.0%} of the PRM's "
@@ -82,11 +81,9 @@ def thrash_readings(rows: pd.DataFrame, lost: pd.DataFrame) -> pd.DataFrame:
     """
     wide = rows.pivot_table(index="llm_share", columns=["engine", "metric"], values="value")
     wide.columns = ["_".join(pair) for pair in wide.columns.to_list()]
-    evicted = lost[lost["part"] == "recomputed_evicted"]
-    again = evicted.groupby("llm_share")["seconds"].sum()
-    walls = lost.groupby("llm_share")["wall_s"].first()
-    wide["again_s"] = again.reindex(wide.index).fillna(0.0)
-    return wide.assign(wall_s=walls).reset_index()
+    again = lost["seconds"].where(lost["part"] == "recomputed_evicted", 0.0)
+    by_share = lost.assign(again_s=again).groupby("llm_share")
+    return wide.join(by_share.agg({"again_s": "sum", "wall_s": "first"})).reset_index()
 
 
 def thrash_drawing(
@@ -120,7 +117,13 @@ def share_slider(
     draw: at a share; share: where it starts, None the largest; parameters: of the notebook.
     """
     slider = NumberSlider(SHARE, readings["llm_share"], 1.0 if share is None else share, "{:.2f}")
-    return _shown(notebook, name, [slider], draw, parameters)
+
+    def now() -> dict[str, Drawing]:
+        return {name: draw(slider.value)}
+
+    if not is_live():
+        return f"{now()[name].words} {NOT_LIVE}"
+    return _shown(notebook, [slider], now, parameters)
 
 
 def occupancy_drawing(rows: pd.DataFrame, share: float, step: int, provenance: str = "") -> Drawing:
@@ -155,27 +158,16 @@ def occupancy_slider(sweep: Tables, start: float, provenance: str = "", **parame
     share = NumberSlider(SHARE, shares, start, "{:.2f}")
     step = NumberSlider("PRM scheduling step", places, len(tables[share.value]) // 2, "{:,.0f}")
 
-    def draw(at: float, step: float) -> Drawing:
-        return occupancy_drawing(tables[at], at, round(step), provenance)
-
-    return _shown("03_block_occupancy", "occupancy_slider", [share, step], draw, parameters)
-
-
-def _shown(
-    notebook: str,
-    name: str,
-    sliders: Sequence[NumberSlider],
-    draw: Callable[..., Drawing],
-    parameters: Mapping[str, Any],
-) -> Any:
-    """The widget over these sliders; the first sentence where no widget is shown."""
-
     def now() -> dict[str, Drawing]:
-        return {name: draw(*(slider.value for slider in sliders))}
+        at, place = share.value, round(step.value)
+        return {"occupancy_slider": occupancy_drawing(tables[at], at, place, provenance)}
 
-    if not is_live():
-        return f"{now()[name].words} {NOT_LIVE}"
-    view = FigureView(notebook, sliders, now, parameters)
+    return _shown("03_block_occupancy", [share, step], now, parameters)
+
+
+def _shown(notebook: str, sliders: Sequence[NumberSlider], *given: Any) -> Any:
+    """The widget over sliders whose moves draw anew. given: as FigureView takes it."""
+    view = FigureView(notebook, sliders, *given)
     for slider in sliders:
         slider.slider.observe(view.show, names="value")
     return view.box

@@ -41,16 +41,6 @@ class ProblemTree:
         ids = self.nodes.loc[self.nodes["chosen"], "node_id"]
         return None if ids.empty else str(ids.iloc[-1])
 
-    def path(self, node_id: str) -> pd.DataFrame:
-        """The rows from the question to a node, itself included. ConfigError for an unknown one."""
-        known = list(self.nodes["node_id"])
-        if node_id not in known:
-            raise ConfigError(
-                f"Problem {self.problem_id!r} has no node {node_id!r}.{nearest(node_id, known)} "
-                f"Nodes are named by their paths, {known[0]!r} to {known[-1]!r}."
-            )
-        return self.nodes[self.nodes["node_id"].isin(_ancestry(node_id))].sort_values("depth")
-
 
 def problem_tree(
     problems: pd.DataFrame, nodes: pd.DataFrame, problem_id: str | None = None
@@ -84,9 +74,15 @@ def problem_tree(
 def node_text(tree: ProblemTree, node_id: str) -> str:
     """A node in words: what became of it, then the question and the solution as far as it goes.
 
-    The node's own step stands below a line.
+    The node's own step stands below a line. ConfigError for an unknown one.
     """
-    path = tree.path(node_id)
+    known = list(tree.nodes["node_id"])
+    if node_id not in known:
+        raise ConfigError(
+            f"Problem {tree.problem_id!r} has no node {node_id!r}.{nearest(node_id, known)} "
+            f"Nodes are named by their paths, {known[0]!r} to {known[-1]!r}."
+        )
+    path = tree.nodes[tree.nodes["node_id"].isin(_ancestry(node_id))].sort_values("depth")
     row = path.iloc[-1]
     *before, own = path["text"]
     role = "chosen" if row["chosen"] else str(row["role"])

@@ -24,7 +24,7 @@ from workbench.config import format_size
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.memory import FeasibleShares
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, Style, area, finish, legend_note, say
+from workbench.plots.theme import MODELS, Style, area, finish, legend_note, say
 from workbench.replay.devices import load_device
 from workbench.replay.simulator import POLICIES
 from workbench.widgets import parts, what_if_replay
@@ -35,13 +35,10 @@ Replayer = Callable[[RecordingInfo, Position], Awaitable[Replay]]
 
 GRID, PINS = 7, 3  # shares replayed for the line; curves pinned at most
 QUIET_S = 0.3  # a replay begins once the controls have rested so long
-OFFERED = {
-    "block_size": ("block size (tokens)", (1, 2, 4, 8, 16, 32, 64, 128)),
-    "max_num_seqs": ("sequences in a step (max_num_seqs)", tuple(2**k for k in range(2, 10))),
-    "max_num_batched_tokens": (
-        "tokens in a step (max_num_batched_tokens)",
-        tuple(2**k for k in range(6, 15)),
-    ),
+OFFERED = {  # what the slider is called, and the least and the greatest power of two on it
+    "block_size": ("block size (tokens)", 0, 7),
+    "max_num_seqs": ("sequences in a step (max_num_seqs)", 2, 9),
+    "max_num_batched_tokens": ("tokens in a step (max_num_batched_tokens)", 6, 14),
 }
 OWN_CACHES = "each model its own cache"
 SHARE_CAPTION = (
@@ -58,8 +55,6 @@ BLOCKS_CAPTION = (
 EXACT = {"size": 8, "line": {"color": theme.BLACK, "width": 1}}
 RING = {"symbol": "circle-open", "size": 17, "color": theme.BLACK, "line": {"width": 2.5}}
 SHADES = ("#4D4D4D", "#8C8C8C", "#B8B8B8")  # of pinned curves, the latest first
-_SHARE_FRAME = Frame(panels=480, top=146, left=80, legend=58)
-_BLOCKS_FRAME = Frame(panels=480, top=88, left=92)
 TITLES = (
     "generated tokens/s",
     "prompt tokens<br>found cached (%)",
@@ -182,10 +177,11 @@ def share_figure(view: View) -> go.Figure:
         fig.update_yaxes(title_text=TITLES[panel - 1], rangemode="tozero", row=panel, col=1)
     white = {**EXACT, "symbol": "diamond", "color": "white"}
     for text, marker in (("the chosen share", {**RING, "size": 9}), ("exact replay", white)):
-        fig.add_trace(legend_note("legend", text, marker), row=1, col=1)
+        legend_note(fig, "legend", text, marker, row=1, col=1)
     fig.update_yaxes(range=[0, 103], row=2, col=1)
     theme.share_axes(fig, view.rows, panels=3)
-    _finished(fig, "What if the memory were split there?", SHARE_CAPTION, view, _SHARE_FRAME)
+    title = "What if the memory were split there?"
+    _finished(fig, title, SHARE_CAPTION, view, top=146, left=80, legend=58)
     # in grey: shares at which a model has no room for one request, and what it needs at least
     low, high = max(view.feasible.low, 0.0), min(view.feasible.high, 1.0)
     reach = [max(low - 0.07, 0.0), min(high + 0.07, 1.0)]
@@ -207,13 +203,15 @@ def _points(rows: pd.DataFrame, quantity: Quantity, key: str, **look: Any) -> go
     return go.Scatter(x=rows["llm_share"], y=rows[column] * scale, meta=f"{column}/{key}", **look)
 
 
-def _finished(fig: go.Figure, title: str, caption: str, view: View, frame: Frame) -> go.Figure:
+def _finished(
+    fig: go.Figure, title: str, caption: str, view: View, top: int, **room: int
+) -> go.Figure:
     """With a mark above: whether what is drawn was replayed or interpolated."""
-    finish(fig, title, caption, view.provenance, frame)
+    finish(fig, title, caption, view.provenance, 480, top=top, **room)
     text, colour = "INTERPOLATED between replays", theme.VERMILION
     if view.chosen.is_exact:
         text, colour = f"EXACT REPLAY ({view.chosen.took_s:.1f} s)", theme.GREEN
-    place = {"name": "mark", "xanchor": "right", "yshift": frame.top - 30}
+    place = {"name": "mark", "xanchor": "right", "yshift": top - 30}
     say(fig, f"<b>{text}</b>", 1, 1, font={"color": colour, "size": 13}, **place)
     return fig
 
@@ -252,7 +250,7 @@ def blocks_figure(view: View) -> go.Figure:
     fig.update_yaxes(autorange="reversed", automargin=True, tickfont_size=9, row=3, col=1)
     fig.update_layout(barmode="stack", legend={"traceorder": "normal", "entrywidth": 104})
     title = "Blocks over the search, and what a problem costs"
-    return _finished(fig, title, BLOCKS_CAPTION, view, _BLOCKS_FRAME)
+    return _finished(fig, title, BLOCKS_CAPTION, view, top=88, left=92)
 
 
 def drawings(view: View, price_per_hour: float | None = None) -> dict[str, Drawing]:
@@ -286,8 +284,7 @@ def what_if(
     if not parts.is_live():
         return parts.NOT_LIVE
     infos = what_if_replay.find_recordings()
-    if position is None:
-        position = infos[what_if_replay.THESIS].position()
+    position = position or infos[what_if_replay.THESIS].position()
     if position.recording not in infos:
         infos |= what_if_replay.find_recordings([position.recording])
     return WhatIfWidget(infos, position, known, price_per_hour).box
@@ -363,8 +360,8 @@ class WhatIfWidget(parts.FigureView):
         sizes, size = [each / self._unit for each in ends], at.total_memory / self._unit
         memory = NumberSlider("total memory of both models", sizes, size, "{:,.1f}", unit, step)
         self.sliders = {"llm_share": share, "total_memory": memory}
-        for name, (text, usual) in OFFERED.items():
-            options = {*usual, given[name]}
+        for name, (text, least, most) in OFFERED.items():
+            options = {*(2**k for k in range(least, most + 1)), given[name]}
             self.sliders[name] = NumberSlider(text, options, given[name], "{:,.0f}")
         called = {"recording": self._other_recording, "device": self._other_device}
         for name, menu in self.menus.items():

@@ -38,7 +38,6 @@ from workbench.search.recording import Recording, read_header, read_recording
 THESIS, TINY = "thesis-48", "tiny-16-n16"  # offered first and second
 THESIS_DEPTH = 10  # steps of its beams, so that it is drawn and replayed in about a second
 USUAL = {THESIS: {"device": "a100-40", "total_memory": 40 << 30}}
-DEFAULT_DEVICE = "h100"
 LIMITS = {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
 BLOCK_COLUMNS = ("blocks_active", "blocks_cached")
 DRAWN_STEPS = 150  # stretches that a model's blocks are thinned to
@@ -101,7 +100,7 @@ class RecordingInfo(NamedTuple):
         )
         total = -(-(llm + prm) // MIB) * MIB
         recorded: dict[str, Any] = {
-            "device": DEFAULT_DEVICE,
+            "device": "h100",
             "total_memory": total,
             "llm_share": min(max(round(llm / max(total, 1), 2), 0.01), 0.99),
             **{k: (self.header.llm.config or {}).get(k, usual) for k, usual in LIMITS.items()},
