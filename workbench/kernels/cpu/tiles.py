@@ -68,12 +68,9 @@ class Tile:
         which would add up each from the one before, in every pass of the loop.
         """
         b, kind = self.builder, ir.FunctionType(LONG, [LONG])
-        near = [
-            LONG(0),
-            *(b.asm(kind, "", "=r,0", [b.mul(LONG(k), stride)], False) for k in (1, 2, 3)),
-        ]
+        hidden = [b.asm(kind, "", "=r,0", [b.mul(LONG(k), stride)], False) for k in (1, 2, 3)]
         starts = [b.add(base, b.mul(LONG(row), stride)) for row in range(0, self.rows, 4)]
-        return [b.add(starts[row // 4], near[row % 4]) for row in range(self.rows)]
+        return [b.add(starts[row // 4], [LONG(0), *hidden][row % 4]) for row in range(self.rows)]
 
     def vectors(self, address: Any, kind: ir.Type = VECTOR, align: int = 4) -> list[Any]:
         """The vectors side by side from an address; align: bytes of one element."""
