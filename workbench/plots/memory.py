@@ -75,8 +75,8 @@ def memory_parts(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         below = {"ticktext": shown, "title_text": "LLM share of the total"}
         fig.update_xaxes(**ticks, **below, showgrid=False, row=2, col=col)
     fig.update_layout(barmode="stack", legend={"traceorder": "normal"})
-    title, room = "What each model's memory is used for", {"top": 218, "right": 14, "legend": 106}
-    return finish(fig, title, _PARTS_CAPTION, provenance, 470, **room)
+    title = "What each model's memory is used for"
+    return finish(fig, title, _PARTS_CAPTION, provenance, 470, top=218, right=14, legend=106)
 
 
 def _columns(
