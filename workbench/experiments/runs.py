@@ -425,23 +425,21 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
 
 def _unpack(source: Path, target: Path) -> None:
     """All files of an archive; none is written where one is not a plain file RUN/FILE."""
-    size, is_zip = 0, source.suffix == ".zip"
+    size, is_zip, held = 0, source.suffix == ".zip", list[Any]()
     kind: Any = zipfile.ZipFile if is_zip else tarfile.open
     try:
         with kind(source) as archive:
-            files = (
-                ((f.filename, f.file_size, True) for f in archive.infolist() if not f.is_dir())
-                if is_zip
-                else ((f.name, f.size, f.isfile()) for f in archive if not f.isdir())
-            )
-            for name, num_bytes, plain in files:
-                size += num_bytes  # a packed tar is unpacked in passing, up to the limit
+            for each in archive.infolist() if is_zip else archive:
+                if each.is_dir() if is_zip else each.isdir():
+                    continue
+                name, grows = (each.filename, each.file_size) if is_zip else (each.name, each.size)
+                size += grows  # a packed tar is unpacked in passing, up to the limit
                 if size > LARGEST_ARCHIVE:
                     raise RunStoreError(
                         f"{source.name} unpacks to more than {format_size(LARGEST_ARCHIVE)}, the "
                         "largest that is read; export fewer runs into each archive."
                     )
-                if not plain:
+                if not (is_zip or each.isfile()):
                     raise RunStoreError(f"{source.name} holds {name!r}, which is no plain file.")
                 path = PurePosixPath(name)
                 if len(path.parts) != 2 or path.parts[0][0] in "/." or path.name not in FILES:
@@ -449,7 +447,8 @@ def _unpack(source: Path, target: Path) -> None:
                         f"The archive holds {name!r}; allowed: RUN/FILE, FILE of "
                         f"{', '.join(sorted(FILES))}."
                     )
-            archive.extractall(target, **{} if is_zip else {"filter": "data"})
+                held.append(each)
+            archive.extractall(target, **{} if is_zip else {"members": held, "filter": "data"})
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as problem:
         raise RunStoreError(
             f"{source.name} cannot be unpacked ({problem}); it is damaged or no run archive. "
