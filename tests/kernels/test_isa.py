@@ -24,7 +24,7 @@ def loops(kind: InstructionSet) -> dict[str, tuple[Emit, int]]:
     """Each inner loop of a set: what emits it, and how many int64 it takes."""
     quantised = (4, True)
     loops: dict[str, tuple[Emit, int]] = {
-        "tile": (lambda b, a: tiles.emit_tile(Tile(b, *kind.tile), *a), 7),
+        "tile": (lambda b, a: tiles.emit_tile(Tile(b, *kind.tile), kind.at_once, *a), 7),
         "widening": (lambda b, a: tiles.emit_widen(Tile(b, 1, kind.few[1]), quantised, *a), 5),
         "few rows": (lambda b, a: tiles.emit_few_rows(Tile(b, *kind.few), quantised, *a), 9),
     }

@@ -31,6 +31,8 @@ class InstructionSet:
 
     processor: LLVM's name for a processor that has this set and no more.
     tile: of a product, rows x vectors; few: the same of a product that widens its weights.
+    at_once: inputs in a pass of a product's loop, as far as registers allow: what lies between two
+    passes costs AVX2 a sixth of a pass of one.
     wide: of attention with few queries, rows x vectors of keys, or of dimensions of values.
     single: vectors of the same with one query.
     """
@@ -38,6 +40,7 @@ class InstructionSet:
     name: str
     processor: str
     tile: tuple[int, int]
+    at_once: int
     few: tuple[int, int]
     wide: tuple[int, int]
     single: int
@@ -46,9 +49,9 @@ class InstructionSet:
 SETS = {
     kind.name: kind
     for kind in (
-        InstructionSet("avx512", "x86-64-v4", (14, 2), (4, 2), (6, 4), 4),
-        InstructionSet("avx2", "x86-64-v3", (6, 1), (1, 2), (2, 2), 4),
-        InstructionSet("neon", "generic", (6, 1), (1, 1), (2, 2), 2),
+        InstructionSet("avx512", "x86-64-v4", (14, 2), 2, (4, 2), (6, 4), 4),
+        InstructionSet("avx2", "x86-64-v3", (6, 1), 4, (1, 2), (2, 2), 4),
+        InstructionSet("neon", "generic", (6, 1), 1, (1, 1), (2, 2), 2),
     )
 }
 _WIDEST = {"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"}

@@ -64,12 +64,13 @@ class Tile:
         return [b.add(base, b.mul(LONG(row), stride)) for row in range(self.rows)]
 
     def sources(self, base: Any, stride: Any) -> list[Any]:
-        """`addresses` of a product's rows. That four are equally far apart is hidden from LLVM,
-        which would add up each from the one before, in every pass of the loop.
+        """`addresses` of a product's rows. Where they begin and that four are equally far apart is
+        hidden from LLVM, which would add up each from the one before, in every pass of the loop.
         """
         b, kind = self.builder, ir.FunctionType(LONG, [LONG])
-        hidden = [b.asm(kind, "", "=r,0", [b.mul(LONG(k), stride)], False) for k in (1, 2, 3)]
-        starts = [b.add(base, b.mul(LONG(row), stride)) for row in range(0, self.rows, 4)]
+        numbers = base, *(b.mul(LONG(k), stride) for k in (1, 2, 3))
+        first, *hidden = (b.asm(kind, "", "=r,0", [number], False) for number in numbers)
+        starts = [b.add(first, b.mul(LONG(row), stride)) for row in range(0, self.rows, 4)]
         return [b.add(starts[row // 4], [LONG(0), *hidden][row % 4]) for row in range(self.rows)]
 
     def vectors(self, address: Any, kind: ir.Type = VECTOR, align: int = 4) -> list[Any]:
@@ -103,24 +104,31 @@ class Tile:
                 new = b.block
             with otherwise:
                 loaded, old = [self.vectors(row) for row in rows], b.block
-        sums = [[b.phi(VECTOR) for _ in line] for line in loaded]
-        for line, values in zip(sums, loaded):
-            for phi, value in zip(line, values):
-                phi.add_incoming(zero, new)
-                phi.add_incoming(value, old)
-        return sums
+        return [[self.either(zero, value, new, old) for value in values] for values in loaded]
 
-    def loop(self, sums: Sums, count: Any, body: Callable[[Any, Sums], Sums]) -> Sums:
-        """sums = body(i, sums) for i = 0 .. count - 1; count is at least 1."""
+    def either(self, one: Any, other: Any, block: Any, other_block: Any) -> Any:
+        """The one vector or the other, by the block that this one was come to from."""
+        phi = self.builder.phi(VECTOR)
+        phi.add_incoming(one, block)
+        phi.add_incoming(other, other_block)
+        return phi
+
+    def loop(
+        self, sums: Sums, count: Any, body: Callable[[Any, Sums], Sums], first: Any = None
+    ) -> Sums:
+        """sums = body(i, sums) for i = 0 .. count - 1, at least one; or from `first` on, if any."""
         b = self.builder
         before, inside, behind = b.block, b.append_basic_block("loop"), b.append_basic_block("end")
-        b.branch(inside)
+        if first is None:
+            b.branch(inside)
+        else:
+            b.cbranch(b.icmp_signed("<", first, count), inside, behind)
         b.position_at_end(inside)
         i = b.phi(LONG)
         running = [[b.phi(VECTOR) for _ in line] for line in sums]
         new = body(i, running)
         following, last = b.add(i, LONG(1)), b.block
-        i.add_incoming(LONG(0), before)
+        i.add_incoming(LONG(0) if first is None else first, before)
         i.add_incoming(following, last)
         for line, values, later in zip(running, sums, new):
             for phi, value, other in zip(line, values, later):
@@ -128,7 +136,11 @@ class Tile:
                 phi.add_incoming(other, last)
         b.cbranch(b.icmp_signed("<", following, count), inside, behind)
         b.position_at_end(behind)
-        return new
+        if first is None:
+            return new
+        return [
+            [self.either(*pair, before, last) for pair in zip(*lines)] for lines in zip(sums, new)
+        ]
 
     def add_numbers(self, sums: Sums, x: list[Any], offset: Any, weights: list[Any]) -> Sums:
         """Each row's number, so many bytes behind its address, times weights, added to its sums."""
@@ -138,15 +150,29 @@ class Tile:
             new.append([emit_fma(b, number, weight, value) for weight, value in zip(weights, line)])
         return new
 
-    def multiply(self, sums: Sums, x: list[Any], step: Any, weights: Vectors, count: Any) -> Sums:
-        """sums plus each row's numbers, `step` bytes apart, times weights(0), weights(1), ..."""
+    def multiply(
+        self, sums: Sums, x: list[Any], step: Any, weights: Vectors, count: Any, at_once: int = 1
+    ) -> Sums:
+        """sums plus each row's numbers, `step` bytes apart, times weights(0), weights(1), ...
+
+        `at_once` of them in a pass of the loop, and what is then left one by one.
+        """
         b = self.builder
 
         def one(i: Any, sums: Sums) -> Sums:
             vectors = weights(i)
             return self.add_numbers(sums, x, b.mul(i, step), vectors)
 
-        return self.loop(sums, count, one)
+        def several(i: Any, sums: Sums) -> Sums:
+            for k in range(at_once):
+                sums = one(b.add(b.mul(i, LONG(at_once)), LONG(k)), sums)
+            return sums
+
+        if at_once == 1:
+            return self.loop(sums, count, one)
+        passes = b.sdiv(count, LONG(at_once))
+        sums = self.loop(sums, passes, several, LONG(0))
+        return self.loop(sums, count, one, b.mul(passes, LONG(at_once)))
 
     def lines(self, address: Any, stride: Any) -> Vectors:
         """Weights that lie `stride` bytes apart."""
@@ -191,19 +217,22 @@ def _function(emit: Callable[..., None], cases: dict[int, tuple[Any, ...]]) -> A
     return function
 
 
-def emit_tile(code: Tile, *arguments: Any) -> None:
+def emit_tile(code: Tile, at_once: int, *arguments: Any) -> None:
     """out [rows, columns] = x [rows, depth] @ panel, or += it if `fresh` is 0; float32.
 
-    panel: as many of its PANEL columns, [depth, PANEL]; depth: at least 1.
+    panel: as many of its PANEL columns, [depth, PANEL]; at_once: see `Tile.multiply`.
     """
     x, x_stride, panel, out, out_stride, depth, fresh = arguments
     target, sources = code.addresses(out, out_stride), code.sources(x, x_stride)
     weights = code.lines(panel, LONG(PANEL * FLOAT_BYTES))
     sums = code.start(target, fresh)
-    code.store(target, code.multiply(sums, sources, LONG(FLOAT_BYTES), weights, depth))
+    sums = code.multiply(sums, sources, LONG(FLOAT_BYTES), weights, depth, at_once)
+    code.store(target, sums)
 
 
-tile = _function(emit_tile, {rows: (rows, _VECTORS) for rows in range(1, MOST_ROWS + 1)})
+tile = _function(
+    emit_tile, {rows: (rows, _VECTORS, ISA.at_once) for rows in range(1, MOST_ROWS + 1)}
+)
 
 
 @called
