@@ -63,15 +63,25 @@ class Tile:
         b = self.builder
         return [b.add(base, b.mul(LONG(row), stride)) for row in range(self.rows)]
 
-    def sources(self, base: Any, stride: Any) -> list[Any]:
-        """`addresses` of a product's rows. Where they begin and that four are equally far apart is
-        hidden from LLVM, which would add up each from the one before, in every pass of the loop.
+    def sources(self, base: Any, stride: Any) -> Callable[[Any], list[Any]]:
+        """Of an offset in bytes: where a product's rows go on, so far behind their beginning.
+
+        Every fourth row's address is made anew in a pass of the loop, in a way hidden from LLVM: it
+        would keep an address of each row, and add to every one of them in every pass.
         """
         b, kind = self.builder, ir.FunctionType(LONG, [LONG])
-        numbers = base, *(b.mul(LONG(k), stride) for k in (1, 2, 3))
-        first, *hidden = (b.asm(kind, "", "=r,0", [number], False) for number in numbers)
-        starts = [b.add(first, b.mul(LONG(row), stride)) for row in range(0, self.rows, 4)]
-        return [b.add(starts[row // 4], [LONG(0), *hidden][row % 4]) for row in range(self.rows)]
+
+        def hidden(number: Any) -> Any:
+            return b.asm(kind, "", "=r,0", [number], False)
+
+        apart = [LONG(0), *(hidden(b.mul(LONG(k), stride)) for k in (1, 2, 3))]
+        starts = [b.add(base, b.mul(LONG(row), stride)) for row in range(0, self.rows, 4)]
+
+        def rows(offset: Any) -> list[Any]:
+            fourths = [hidden(b.add(start, offset)) for start in starts]
+            return [b.add(fourths[row // 4], apart[row % 4]) for row in range(self.rows)]
+
+        return rows
 
     def vectors(self, address: Any, kind: ir.Type = VECTOR, align: int = 4) -> list[Any]:
         """The vectors side by side from an address; align: bytes of one element."""
@@ -150,29 +160,15 @@ class Tile:
             new.append([emit_fma(b, number, weight, value) for weight, value in zip(weights, line)])
         return new
 
-    def multiply(
-        self, sums: Sums, x: list[Any], step: Any, weights: Vectors, count: Any, at_once: int = 1
-    ) -> Sums:
-        """sums plus each row's numbers, `step` bytes apart, times weights(0), weights(1), ...
-
-        `at_once` of them in a pass of the loop, and what is then left one by one.
-        """
+    def multiply(self, sums: Sums, x: list[Any], step: Any, weights: Vectors, count: Any) -> Sums:
+        """sums plus each row's numbers, `step` bytes apart, times weights(0), weights(1), ..."""
         b = self.builder
 
         def one(i: Any, sums: Sums) -> Sums:
             vectors = weights(i)
             return self.add_numbers(sums, x, b.mul(i, step), vectors)
 
-        def several(i: Any, sums: Sums) -> Sums:
-            for k in range(at_once):
-                sums = one(b.add(b.mul(i, LONG(at_once)), LONG(k)), sums)
-            return sums
-
-        if at_once == 1:
-            return self.loop(sums, count, one)
-        passes = b.sdiv(count, LONG(at_once))
-        sums = self.loop(sums, passes, several, LONG(0))
-        return self.loop(sums, count, one, b.mul(passes, LONG(at_once)))
+        return self.loop(sums, count, one)
 
     def lines(self, address: Any, stride: Any) -> Vectors:
         """Weights that lie `stride` bytes apart."""
@@ -220,13 +216,23 @@ def _function(emit: Callable[..., None], cases: dict[int, tuple[Any, ...]]) -> A
 def emit_tile(code: Tile, at_once: int, *arguments: Any) -> None:
     """out [rows, columns] = x [rows, depth] @ panel, or += it if `fresh` is 0; float32.
 
-    panel: as many of its PANEL columns, [depth, PANEL]; at_once: see `Tile.multiply`.
+    panel: as many of its PANEL columns, [depth, PANEL]. `at_once` inputs are taken in a pass of the
+    loop, and what is then left one by one.
     """
     x, x_stride, panel, out, out_stride, depth, fresh = arguments
-    target, sources = code.addresses(out, out_stride), code.sources(x, x_stride)
+    b, target, sources = code.builder, code.addresses(out, out_stride), code.sources(x, x_stride)
     weights = code.lines(panel, LONG(PANEL * FLOAT_BYTES))
-    sums = code.start(target, fresh)
-    sums = code.multiply(sums, sources, LONG(FLOAT_BYTES), weights, depth, at_once)
+
+    def inputs(count: int, i: Any, sums: Sums) -> Sums:
+        rows = sources(b.mul(i, LONG(count * FLOAT_BYTES)))
+        for k in range(count):
+            vectors = weights(b.add(b.mul(i, LONG(count)), LONG(k)))
+            sums = code.add_numbers(sums, rows, LONG(k * FLOAT_BYTES), vectors)
+        return sums
+
+    passes = b.sdiv(depth, LONG(at_once))
+    sums = code.loop(code.start(target, fresh), passes, partial(inputs, at_once), LONG(0))
+    sums = code.loop(sums, depth, partial(inputs, 1), b.mul(passes, LONG(at_once)))
     code.store(target, sums)
 
 
@@ -404,12 +410,13 @@ def emit_few_rows(code: Tile, form: tuple[int, bool], *arguments: Any) -> None:
     form: bits of a code, and whether scales are float16; size: inputs of a group; groups: in all.
     """
     size, x, x_stride, panel, column, out, out_stride, groups, fresh = arguments
-    b, target = code.builder, code.addresses(out, out_stride)
-    sources = code.sources(x, x_stride)
+    b, target, sources = code.builder, code.addresses(out, out_stride), code.sources(x, x_stride)
+    rows: list[Any] = []
 
     def multiply(i: Any, j: int, weights: list[Any], sums: Sums) -> Sums:
-        offset = b.add(b.mul(i, LONG(FLOAT_BYTES)), LONG(j * FLOAT_BYTES))
-        return code.add_numbers(sums, sources, offset, weights)
+        if j == 0:
+            rows[:] = sources(b.mul(i, LONG(FLOAT_BYTES)))
+        return code.add_numbers(sums, rows, LONG(j * FLOAT_BYTES), weights)
 
     sums = code.start(target, fresh)
     widened = _Panel(code, form, size, panel, column)
