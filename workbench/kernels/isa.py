@@ -31,8 +31,8 @@ class InstructionSet:
 
     processor: LLVM's name for a processor that has this set and no more.
     tile: of a product, rows x vectors; few: the same of a product that widens its weights.
-    at_once: inputs in a pass of a product's loop, as far as registers allow: what lies between two
-    passes costs AVX2 a sixth of a pass of one.
+    at_once: inputs in a pass of a product's loop, as measured: more on AVX-512 only takes longer to
+    compile, and NEON's registers are full.
     wide: of attention with few queries, rows x vectors of keys, or of dimensions of values.
     single: vectors of the same with one query.
     """
