@@ -13,8 +13,9 @@ is scale * code + offset in float32, rounded once; scales and offsets are float1
 exact, else float32.
 
 One piece of work is some panels for up to 128 rows. Few rows are multiplied with a quantised panel
-as it lies, widened in registers; for more, 128 inputs of it at a time are widened to float32 in the
-first-level cache, once for all of them. Every element is one sum (see `tiles`), so its value does
+as it lies, widened in registers; for more, some inputs of it at a time are widened to float32, once
+for all of them: as many as a first-level cache keeps or, for many rows on AVX-512, so many that
+sums are seldom put aside. Every element is one sum (see `tiles`), so its value does
 not depend on the number of threads, nor on the form in which equal weights are kept.
 """
 
@@ -57,10 +58,12 @@ from workbench.kernels.cpu.vectors import (
     store,
     sub,
 )
+from workbench.kernels.isa import ISA
 from workbench.kernels.quantised import Codes, Scales
 
 ROWS = 128  # of one piece: so many of 1,536 inputs leave room in a second-level cache
-_DEPTH = 128  # inputs widened at a time: 16 KiB
+_MANY_ROWS = 64
+_DEPTH, _MOST_DEPTH = 128, ISA.depth  # inputs widened at a time for fewer (16 KiB), and for as many
 PIECES = 8  # a thread, at least, where there are panels enough
 _BYTES = PANEL * 4  # of 32 float32
 PLAIN, ADD, GATED = range(3)  # what becomes of the product: out = p; out += p; out = silu(p1) p2
@@ -225,12 +228,20 @@ def _multiply_float(x: Any, weights: int, depth: int, out: Any, fresh: bool) -> 
 
 
 @called
-def _floats_of(m: Any, panel: int, k: int, room: Any) -> int:
+def _depth(m: Any, rows: int) -> int:
+    """Inputs widened at a time for so many rows: parts as equal as groups allow."""
+    most = _MOST_DEPTH if rows >= _MANY_ROWS else _DEPTH
+    groups, parts = m.inputs // m.group, (m.inputs + most - 1) // most
+    return (groups + parts - 1) // parts * m.group
+
+
+@called
+def _floats_of(m: Any, panel: int, k: int, depth: int, room: Any) -> int:
     """Where a panel's weights from input `k` on are float32: in the panel, or widened into room."""
     if m.bits == 32:
         return panel + k * _BYTES
-    groups, to = min(_DEPTH, m.inputs - k) // m.group, room.ctypes.data
-    widen((form_number(m.bits, m.half), m.group, panel, k // m.group, groups, to))
+    form, to = form_number(m.bits, m.half), room.ctypes.data
+    widen((form, m.group, panel, k // m.group, depth // m.group, to))
     return to
 
 
@@ -244,9 +255,10 @@ def _multiply(x: Any, m: Any, number: int, out: Any, fresh: bool, room: Any) -> 
         for c in range(0, PANEL, FEW_COLUMNS):
             few_rows((case, *source, c, out.address + c * FLOAT_BYTES, step, groups, fresh))
         return
-    for k in range(0, m.inputs, _DEPTH):
-        some, depth = _Rows(x.address + k * 4, x.stride, x.rows), min(_DEPTH, m.inputs - k)
-        _multiply_float(some, _floats_of(m, panel, k, room), depth, out, fresh and k == 0)
+    most = _depth(m, x.rows)
+    for k in range(0, m.inputs, most):
+        some, depth = _Rows(x.address + k * 4, x.stride, x.rows), min(most, m.inputs - k)
+        _multiply_float(some, _floats_of(m, panel, k, depth, room), depth, out, fresh and k == 0)
 
 
 @called
@@ -298,7 +310,7 @@ def product(arguments: int, counter: int) -> None:
     x, out = _Rows(a[0], a[1], a[2]), _Rows(a[3], a[4], a[2])
     mode, per_piece = a[5], a[6]
     m = _Matrix(a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14])
-    room, aside = aligned(_DEPTH * PANEL), aligned(ROWS * PANEL)
+    room, aside = aligned(_depth(m, x.rows) * PANEL), aligned(ROWS * PANEL)
     across = (m.panels + per_piece - 1) // per_piece
     down = (x.rows + ROWS - 1) // ROWS
     piece = take(counter)
@@ -316,14 +328,15 @@ def columns(arguments: int, counter: int) -> None:
     a = integers(arguments, 11)
     chosen, out = integers(a[0], a[1]), a[2]
     m = _Matrix(a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10])
-    room = aligned(_DEPTH * PANEL)
+    most = _depth(m, 1)
+    room = aligned(most * PANEL)
     i = take(counter)
     while i < len(chosen):
         panel, column = m.address + chosen[i] // PANEL * m.panel_bytes, chosen[i] % PANEL
         target = floats(out + i * m.inputs * 4, m.inputs)
-        for k in range(0, m.inputs, _DEPTH):
-            depth = min(_DEPTH, m.inputs - k)
-            values = floats(_floats_of(m, panel, k, room), depth * PANEL)
+        for k in range(0, m.inputs, most):
+            depth = min(most, m.inputs - k)
+            values = floats(_floats_of(m, panel, k, depth, room), depth * PANEL)
             for j in range(depth):
                 target[k + j] = values[j * PANEL + column]
         i = take(counter)
