@@ -3,11 +3,14 @@
 Tests keep to one thread: more, beside another busy process, cost 4 to 5 times per token.
 """
 
+import atexit
 import gc
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,19 @@ def printed(program: str, **variables: str) -> str:
     done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
+
+
+@cache
+def committed_tree() -> Path:
+    """Holds figures/ and reports/ as last committed: `make figures` draws over those that lie here.
+
+    Where there is no git it is the tree itself.
+    """
+    from workbench.experiments.provenance import unpacked
+
+    root, kept = Path(__file__).parent.parent, ExitStack()
+    atexit.register(kept.close)
+    return kept.enter_context(unpacked(root, "HEAD", "figures", "reports")) or root
 
 
 def pytest_collection_finish() -> None:

@@ -17,6 +17,7 @@ from workbench.errors import ConfigError, ModelError
 from workbench.experiments.provenance import this_code
 from workbench.experiments.runs import FAILED
 from workbench.experiments.settings import RunSpec, sweep_config
+from workbench.kernels.isa import VARIABLE, environment, host_sets
 
 CONFIG = sweep_config("quick", num_problems=3)
 VERBS = ("figures", "run", "sweep", "advise", "bench", "calibrate", "record", "train-tiny")
@@ -124,6 +125,23 @@ def bench(monkeypatch, tmp_path):
 
 
 DECODE = Row("decode_b1", 12.5, "tokens/s", peer="transformers", peer_value=5.0, ratio=2.5)
+
+
+def test_a_bench_held_to_a_set_holds_its_peers_to_it(bench, monkeypatch):
+    """Guards WORKBENCH_ISA set alone: torch and its libraries would keep the host's best set."""
+    begun: list[dict[str, str]] = []
+    monkeypatch.setattr("os.execve", lambda file, words, variables: begun.append(dict(variables)))
+    name = host_sets()[-1]
+    monkeypatch.setenv(VARIABLE, name)
+    for variable in environment(name).keys() - {VARIABLE}:
+        monkeypatch.delenv(variable, raising=False)
+    bench([DECODE], "--isa", name)
+    assert len(begun) == (name != "neon")  # whose peers know no such variable
+    for variable, value in environment(name).items():
+        assert all(variables[variable] == value for variables in begun)
+        monkeypatch.setenv(variable, value)
+    bench([DECODE], "--isa", name)
+    assert len(begun) == (name != "neon"), "begun again although all is set"
 
 
 def test_a_bench_prints_its_rows_and_writes_its_record(bench, capsys):

@@ -11,13 +11,14 @@ import jinja2.meta
 import pandas as pd
 import pytest
 
+from tests.conftest import committed_tree
 from workbench.experiments import claims as judged
 from workbench.experiments import report, sensitivity
 from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.plots import FIGURES
 
 ROOT = Path(__file__).parents[2]
-FOLDER, REPORTS = ROOT / "figures", ROOT / "reports"
+FOLDER, REPORTS = committed_tree() / "figures", committed_tree() / "reports"
 PLAIN, FLOWING = ("static", "none"), ("marginal_value", "none")
 EVERYTHING = ("marginal_value", "all")
 ENGINES = ("tectonic", "pdflatex", "lualatex", "xelatex")

@@ -3,12 +3,12 @@
 import re
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from tests.conftest import committed_tree
 from tests.experiments.fake_sweep import PROBLEMS, SHARES, FakeSweep, wall
 from tests.experiments.fakes import fake_result
 from workbench import plots
@@ -20,7 +20,7 @@ from workbench.experiments.settings import StrategyPlan, strategy_runs, sweep_co
 from workbench.experiments.statistics import wilson
 from workbench.experiments.study import run_study
 
-ROOT = Path(__file__).parents[2]
+ROOT = committed_tree()
 COSTS = {
     "llm": lambda tokens, context, logits: tokens * 100.0,
     "prm": lambda tokens, context, logits: tokens * 700.0,

@@ -1,12 +1,12 @@
 """What a figure draws is what its rows say; checked on the figure's data, never on pixels."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from tests.conftest import committed_tree
 from tests.plots import synthetic, test_generation, test_optimisation, test_requirements
 from workbench import plots
 from workbench.experiments.export import print_version
@@ -14,7 +14,6 @@ from workbench.plots import theme
 from workbench.plots.caching import BLOCK_COLUMNS, LOST_TIME, decimated
 from workbench.plots.panels import APART, GROUND, by_rung
 
-ROOT = Path(__file__).parents[2]
 FIGURES = {
     "memory_split": (plots.memory_split, synthetic.split_rows),
     "critiques": (plots.critiques, synthetic.critique_rows),
@@ -257,7 +256,10 @@ def test_one_share_alone_can_be_drawn_and_of_two_too_near_one_has_a_label():
     assert 1 not in kept, "0.10 would touch 0.08"
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "figures").glob("*.parquet")), ids=lambda f: f.stem)
+DRAWN = sorted((committed_tree() / "figures").glob("*.parquet"))
+
+
+@pytest.mark.parametrize("file", DRAWN, ids=lambda file: file.stem)
 def test_every_figure_of_the_study_fits_a_page(file):
     """Guards that a figure in a chapter is neither scaled down nor cut: at most 150 x 200 mm."""
     fig = plots.FIGURES[file.stem](pd.read_parquet(file), synthetic.PROVENANCE)

@@ -141,7 +141,8 @@ class LlamaModel:
         self.fingerprint = ""
         self.device, self.dtype = final_norm.device, final_norm.dtype
         radians = torch.arange(spec.max_model_len).float()[:, None] * rotary_frequencies(spec)
-        self.angles = radians.cos().to(final_norm), radians.sin().to(final_norm)
+        exact = radians.double()  # torch's own float32 depends on the host's processor
+        self.angles = exact.cos().float().to(final_norm), exact.sin().float().to(final_norm)
 
     @property
     def products(self) -> tuple[Linear, ...]:
@@ -267,7 +268,7 @@ def rotary_frequencies(spec: ModelSpec) -> torch.Tensor:
     if spec.gpt2:
         return torch.zeros(spec.head_dim // 2)
     exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
-    frequency = 1.0 / spec.rope_theta**exponents
+    frequency = 1.0 / (spec.rope_theta ** exponents.double()).float()
     scaling = spec.rope_scaling
     if scaling is None:
         return frequency

@@ -44,7 +44,7 @@ _WIDE_ROWS, _WIDE_VECTORS = ISA.wide
 _SINGLE = ISA.single
 FEW_ROWS, _FEW_VECTORS = ISA.few
 FEW_COLUMNS = _FEW_VECTORS * WIDTH
-_FORMS = ((4, False), (8, False), (4, True), (8, True))  # bits of a code; whether scales are halves
+FORMS = ((4, False), (8, False), (4, True), (8, True))  # bits of a code; whether scales are halves
 _HALVES, _WORDS = ir.VectorType(ir.HalfType(), WIDTH), ir.VectorType(INT, WIDTH)
 _WORD_BYTES = 4
 _AHEAD = 4096  # bytes: codes are asked for while those before them are multiplied
@@ -425,7 +425,7 @@ def emit_few_rows(code: Tile, form: tuple[int, bool], *arguments: Any) -> None:
 
 @called
 def form_number(bits: int, half: int) -> int:
-    """Where a form stands in _FORMS."""
+    """Where a form stands in FORMS."""
     return 2 * half + bits // 8
 
 
@@ -433,7 +433,7 @@ few_rows = _function(
     emit_few_rows,
     {
         FEW_ROWS * number + rows: (rows, _FEW_VECTORS, form)
-        for number, form in enumerate(_FORMS)
+        for number, form in enumerate(FORMS)
         for rows in range(1, FEW_ROWS + 1)
     },
 )
@@ -458,4 +458,4 @@ def emit_widen(code: Tile, form: tuple[int, bool], *arguments: Any) -> None:
         widened.loop([], first, groups, partial(keep, start))
 
 
-widen = _function(emit_widen, {n: (1, _FEW_VECTORS, form) for n, form in enumerate(_FORMS)})
+widen = _function(emit_widen, {n: (1, _FEW_VECTORS, form) for n, form in enumerate(FORMS)})
