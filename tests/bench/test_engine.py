@@ -148,6 +148,14 @@ def test_without_a_gpu_it_is_refused_before_anything_is_measured(monkeypatch):
     assert engine.mode_of({"device": "cpu"})["dtype"] == "float32"
 
 
+def test_a_record_says_whether_peers_were_held_to_the_set(monkeypatch):
+    """WORKBENCH_ISA alone holds our kernels only."""
+    monkeypatch.setenv(engine.FORCED, "avx2")
+    for variable, told in (("avx2", "as ours; "), ("avx512", "the host's best"), ("", "the host")):
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", variable)
+        assert engine.mode_of({"device": "cpu"})["peers_isa"].startswith(told)
+
+
 @pytest.mark.parametrize("folder", sorted(CONFIGS.iterdir()), ids=lambda folder: folder.name)
 def test_transformers_reads_every_config_of_the_package(folder: Path) -> None:
     """Else a model of true size would have no peer on a GPU."""

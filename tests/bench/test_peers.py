@@ -158,7 +158,7 @@ def test_a_peer_has_the_variants_that_the_processor_multiplies(monkeypatch):
         ("avx512_bf16", "avx512", [TRANSFORMERS, f"{TRANSFORMERS}-bfloat16"]),
     ):
         monkeypatch.setattr(engine, "cpu_features", lambda features=features: (features,))
-        monkeypatch.setenv(engine.VARIABLE, forced)
+        monkeypatch.setenv(engine.FORCED, forced)
         found = EngineBench("tiny-solver", small, 1).labels
         assert [name for name in found if name != "products"] == names
     assert "(bfloat16, " in found[f"{TRANSFORMERS}-bfloat16"]

@@ -69,7 +69,6 @@ from workbench.engine.executor import sample
 from workbench.engine.sampling import rows_of
 from workbench.experiments.provenance import cpu_features
 from workbench.kernels import load_kernels
-from workbench.kernels.isa import VARIABLE, environment
 from workbench.models.gguf import GGUFFile, TokenizerReader, read_config
 from workbench.models.loading import GGUFWeights
 from workbench.models.registry import DUMMY, find_model, model_spec
@@ -88,6 +87,7 @@ BFLOAT16 = {"avx512_bf16", "amx_tile"}  # processors that multiply it
 BUSY = {TRANSFORMERS, "vllm", "vllm-bfloat16"}  # measured beside a busy process, too
 VARIANTS = {TRANSFORMERS: ("bfloat16",), "vllm": ("bfloat16",), "llama.cpp": ("Q8_0", "Q4_0")}
 BLOCK_SIZE = 16
+FORCED = "WORKBENCH_ISA"  # the variable that makes kernels take a lesser instruction set
 FAILURES = (ImportError, RuntimeError, ValueError, OSError, TypeError)  # of a peer
 Prompts = NDArray[np.int64]  # [sequences, tokens]
 Rates = dict[str, list[float]]  # tokens/s of each contender and repeat
@@ -165,9 +165,9 @@ def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """How a record of this run was made."""
     dtype = "float32" if settings["device"] == "cpu" else GPU_DTYPE
     forced: dict[str, str] = {}
-    if name := os.environ.get(VARIABLE):
+    if name := os.environ.get(FORCED):
         own = "as ours; llama.cpp and vLLM's own operations as they were compiled"
-        held = environment(name).items() <= os.environ.items()
+        held = os.environ.get("ATEN_CPU_CAPABILITY") == name  # torch's name for it is ours
         forced["peers_isa"] = own if held else "the host's best"
     modes = True if settings["device"] == "cpu" else {"no suffix": False, INVARIANT: True}
     return {"batch_invariant": modes, "dtype": dtype} | forced
@@ -342,7 +342,7 @@ def peer_dtypes() -> tuple[str, ...]:
     """What peers compute in, the fastest last: bfloat16 where this processor multiplies it, in the
     instruction set it is held to.
     """
-    held = os.environ.get(VARIABLE, "avx512") != "avx512"
+    held = os.environ.get(FORCED, "avx512") != "avx512"
     return ("float32",) if held or BFLOAT16.isdisjoint(cpu_features()) else ("float32", "bfloat16")
 
 
