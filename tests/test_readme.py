@@ -544,6 +544,13 @@ def test_the_numbers_are_those_of_the_records() -> None:
     assert every is not None and every.decode() == every_result()
 
 
+def test_no_row_passes_its_ceiling() -> None:
+    """A ceiling that something measured lies above was none."""
+    for name, found in records().items():
+        shares = {row["name"]: row["share_of_ceiling"] for row in found["rows"]}
+        assert {row: share for row, share in shares.items() if (share or 0) > 1} == {}, name
+
+
 def test_the_fastest_variant_of_a_peer_stands_beside_it() -> None:
     """Of llama.cpp on its own formats, of vLLM and `transformers` in bfloat16: its own best."""
     found = records()["engine_smollm2"]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,6 +188,30 @@ print(*(name for name in ("zmm", "ymm") if name in next(iter(doubled.inspect_asm
 def test_numba_compiles_for_the_set(name: str) -> None:
     """A kernel's vectors are the set's registers, also where kernels are all that is imported."""
     assert printed(REGISTERS, **environment(name)) == ("zmm" if name == "avx512" else "ymm")
+
+
+KEPT = """
+from numba import types
+from workbench.kernels.cpu.thread_pool import compiled
+@compiled(types.int64)
+def doubled(number):
+    number + number
+"""
+
+
+@pytest.mark.slow
+def test_kept_kernels_are_of_their_set(tmp_path: Path) -> None:
+    """A set does not find what another one has kept, and then finds its own."""
+    (tmp_path / "kept.py").write_text(KEPT)
+    found = [
+        printed(
+            "import kept; print(sum(kept.doubled.stats.cache_hits.values()))",
+            **environment(name),
+            PYTHONPATH=str(tmp_path),
+        )
+        for name in host_sets() * 2
+    ]
+    assert found == ["0"] * len(host_sets()) + ["1"] * len(host_sets())
 
 
 def test_a_set_is_not_taken_after_numba_has_compiled() -> None:
