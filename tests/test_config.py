@@ -51,6 +51,7 @@ def test_a_configuration_survives_a_round_trip_and_knows_its_keys():
         (SearchConfig, {"problem_batching": "none"}, "continuous, static"),
         (SearchConfig, {"min_p": 1.0}, "in \\[0, 1\\)"),
         (StrategyConfig, {"strategy": "best_of_n", "finish_at_limit": True}, "beam_search"),
+        (StrategyConfig, {"strategy": "dora", "sharing_weight": 0.0}, "ets, here dora"),
         (SweepConfig, {"shares": (0.3, 1.0)}, "in \\(0, 1\\)"),
         (SamplingParams, {"stop": ("",)}, "non-empty"),
         (SamplingParams, {"stop": ("a\ud800",)}, "whole characters"),

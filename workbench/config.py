@@ -49,6 +49,19 @@ VOTINGS = ("weighted", "majority", "naive")
 STRATEGIES = ("beam_search", "best_of_n", "self_consistency", "dvts", "lookahead", "rebase", "ets",
               "dora", "particle_filter")  # fmt: skip
 """As search/variants.py has their classes."""
+_OF_SOME = {
+    "finish_at_limit": ("beam_search",),
+    "lookahead": ("lookahead",),
+    "balance_temperature": ("rebase", "ets", "dora"),
+    "sharing_weight": ("ets",),
+    "coverage_weight": ("ets",),
+    "direction_temperature": ("dora",),
+    "weight_temperature": ("particle_filter",),
+    "max_tokens": ("best_of_n", "self_consistency"),
+    "instruction": ("self_consistency",),
+    "examples": ("self_consistency",),
+}
+"""Settings that only these strategies have."""
 POLICIES = ("static", "first_come", "phase_aware", "marginal_value")
 """Who gets the pages of one memory for both models; kvcache/policies.py has their classes."""
 BACKENDS = ("here", "processes", "ray", "slurm")
@@ -282,19 +295,35 @@ class SearchConfig(SearchSwitches):
 
 @dataclass(frozen=True, slots=True)
 class StrategyConfig(SearchConfig):
-    """A search and the strategy's own settings."""
+    """A search and the strategy's own settings.
+
+    From finish_at_limit on they are those of some strategies alone, refused in others; None and ():
+    as search/variants.py has them from their papers.
+    """
 
     strategy: Annotated[str, STRATEGIES] = "beam_search"
     n: AtLeastOne = 16
     beam_width: AtLeastOne = 4
     max_depth: AtLeastOne = 40
     finish_at_limit: bool = False  # sample on to the end of the solution at max_depth
+    lookahead: Annotated[int | None, Range(1)] = None  # steps sampled ahead of what is judged
+    balance_temperature: Annotated[float | None, Range(1e-6)] = None  # of scores, for children
+    sharing_weight: Annotated[float | None, Range(0)] = None  # of KV that survivors share
+    coverage_weight: Annotated[float | None, Range(0)] = None  # of kinds of steps that survive
+    direction_temperature: Annotated[float | None, Range(1e-6)] = None  # of steps' similarities
+    weight_temperature: Annotated[float | None, Range(1e-6)] = None  # of particles' weights
+    max_tokens: Annotated[int | None, Range(1)] = None  # of a whole sample
+    instruction: str | None = None  # behind the problem
+    examples: tuple[str, ...] = ()  # worked problems before it
 
     def __post_init__(self) -> None:
         check(self)
         self._require("beam_width", self.beam_width <= self.n, f"<= n ({self.n})")
-        steps = self.strategy == "beam_search" or not self.finish_at_limit
-        self._require("finish_at_limit", steps, "False but in a beam_search")
+        for name, having in _OF_SOME.items():
+            value = getattr(self, name)
+            unset = value is None or value is False or value == ()
+            allowed = f"only with strategy {' or '.join(having)}, here {self.strategy}"
+            self._require(name, unset or self.strategy in having, allowed)
         if self.strategy == "dvts":
             check_subtrees(self)
 

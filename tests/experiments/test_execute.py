@@ -1,10 +1,11 @@
 """Runs carried out with the embedded models: what is stored is what was measured."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pandas as pd
 import pytest
 
+from workbench.config import SearchConfig, StrategyConfig
 from workbench.errors import ConfigError
 from workbench.experiments import execute, settings
 from workbench.experiments import rows as views
@@ -26,6 +27,7 @@ from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording
+from workbench.search.variants import STRATEGIES
 
 SMALL = {"num_problems": 3, "levels": (1, 2), "n": 4, "beam_width": 2, "max_depth": 5}
 SMALL |= {"shares": (0.08, 0.3), "seeds": (0,), "warmup_problems": 0, "max_num_seqs": 8}
@@ -292,6 +294,25 @@ def test_a_prm_that_writes_is_replayed_beside_one_that_scores(tmp_path) -> None:
     again = rows[rows["metric"] == "again"].groupby(["kind", "engine"])["value"].sum()
     evicted = after["prm_recomputed_tokens_evicted"] + after["prm_recomputed_tokens_preempted"]
     assert again["critiques", "prm"] == evicted / FEW["num_problems"]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_setting_of_a_strategy_is_one_of_a_configuration(name: str) -> None:
+    """And no other strategy's is taken; limit_tokens, a ceiling of a sample, is the strategy's."""
+    own = {each.name for each in fields(STRATEGIES[name])} - {"aggregation", "seed", "limit_tokens"}
+    values = {"instruction": "Think.", "examples": ("1+1=2",), "finish_at_limit": True}
+    some = {each.name for each in fields(StrategyConfig)} - {e.name for e in fields(SearchConfig)}
+    for setting in some - {"strategy"}:
+        given = {setting: values.get(setting, 2)}
+        if setting in own:
+            config = StrategyConfig(strategy=name, **({"beam_width": 1} | given))
+            made = execute.make_strategy(config)
+            assert getattr(made, setting) == given[setting]
+            own.remove(setting)
+        elif setting not in ("beam_width", "max_depth"):  # what every configuration has
+            with pytest.raises(ConfigError, match=f"{setting} is .*, here {name}"):
+                StrategyConfig(strategy=name, **given)
+    assert not own
 
 
 def test_another_device_or_replay_is_another_run() -> None:

@@ -208,11 +208,11 @@ def make_arena(spec: RunSpec) -> KVArena:
 
 
 def make_strategy(config: StrategyConfig) -> Strategy:
-    """The strategy a configuration names, with its sizes; the search sets its aggregation."""
+    """The strategy a configuration names, with its settings; the search sets its aggregation."""
     kind = STRATEGIES[config.strategy]
-    own = {each.name for each in fields(kind)}
-    names = own & {"n", "beam_width", "max_depth", "finish_at_limit"}
-    return kind(**{name: getattr(config, name) for name in names})
+    given = {each.name: getattr(config, each.name) for each in fields(StrategyConfig)}
+    own = {each.name for each in fields(kind)} - {"aggregation"}
+    return kind(**{name: given[name] for name in own & set(given) if given[name] is not None})
 
 
 def make_search(

@@ -34,8 +34,7 @@ class InstructionSet:
     at_once: inputs in a pass of a product's loop, as measured: more on AVX-512 only takes longer to
     compile, and NEON's registers are full.
     depth: inputs that a product of many rows widens at a time, at most.
-    wide: of attention with few queries, rows x vectors of keys, or of dimensions of values.
-    single: vectors of the same with one query.
+    attention: rows at most of its tiles of one vector, of two, and so on.
     """
 
     name: str
@@ -44,16 +43,15 @@ class InstructionSet:
     at_once: int
     depth: int
     few: tuple[int, int]
-    wide: tuple[int, int]
-    single: int
+    attention: tuple[int, ...]
 
 
 SETS = {
     kind.name: kind
     for kind in (
-        InstructionSet("avx512", "x86-64-v4", (14, 2), 2, 768, (4, 2), (6, 4), 4),
-        InstructionSet("avx2", "x86-64-v3", (6, 1), 4, 128, (1, 2), (2, 2), 4),
-        InstructionSet("neon", "generic", (6, 1), 1, 128, (1, 1), (2, 2), 2),
+        InstructionSet("avx512", "x86-64-v4", (14, 2), 2, 768, (4, 2), (14, 14, 8, 6)),
+        InstructionSet("avx2", "x86-64-v3", (6, 1), 4, 128, (1, 2), (6, 2, 1, 1)),
+        InstructionSet("neon", "generic", (6, 1), 1, 128, (1, 1), (6, 2)),
     )
 }
 _WIDEST = {"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"}

@@ -330,6 +330,10 @@ class Kernels:
         """
         return work
 
+    def do(self, work: Callable[[], None]) -> None:
+        """`work` once: calls of these kernels and nothing else."""
+        work()
+
     def _addresses(
         self, cache: LayerCache, context: ForwardContext, sequence: int, count: int
     ) -> tuple[torch.Tensor, torch.Tensor]:

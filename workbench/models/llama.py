@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -95,6 +95,16 @@ class Layer:
         return self.qkv, self.output, self.gate_up, self.down
 
 
+class Rows(NamedTuple):
+    """A step's rows in `Buffers`."""
+
+    residual: torch.Tensor
+    normed: torch.Tensor
+    qkv: torch.Tensor
+    attended: torch.Tensor
+    gated: torch.Tensor
+
+
 class Buffers:
     """Room for a step of `tokens` rows, of which `logits` rows reach the vocabulary."""
 
@@ -116,6 +126,16 @@ class Buffers:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in vars(self).values() if isinstance(t, torch.Tensor))
+
+    def of(self, rows: int) -> Rows:
+        """So many rows of each."""
+        return Rows(*(getattr(self, name)[:rows] for name in Rows._fields))
+
+    def chosen(self, room: Rows, rows: torch.Tensor) -> Rows:
+        """Some rows' residuals and queries, and room for what becomes of them; rows: int64."""
+        count = len(rows)
+        residual = torch.index_select(room.residual, 0, rows, out=self.wanted[:count])
+        return self.of(count)._replace(residual=residual, qkv=room.qkv.index_select(0, rows))
 
 
 class LlamaModel:
@@ -205,26 +225,41 @@ class LlamaModel:
 
         Calls kernels and no more, where all are needed.
         """
-        kernels, residual, normed = self.kernels, buffers.residual[:rows], buffers.normed[:rows]
-        qkv, attended, gated = buffers.qkv[:rows], buffers.attended[:rows], buffers.gated[:rows]
-        for layer, cache in zip(self.layers, caches, strict=True):
-            self.norm(residual, layer.attention_norm, normed)
-            layer.qkv(normed, qkv)
-            kernels.store_kv(qkv, self.angles, cache, context)
-            if needed is not None and layer is self.layers[-1]:
-                if not len(needed):
-                    return
-                rows, context = len(needed), context.of_rows(needed)
-                chosen = torch.from_numpy(needed).to(qkv.device)
-                residual = torch.index_select(residual, 0, chosen, out=buffers.wanted[:rows])
-                qkv, normed = qkv.index_select(0, chosen), buffers.normed[:rows]
-                attended, gated = buffers.attended[:rows], buffers.gated[:rows]
-            kernels.attend(qkv, attended, cache, context)
-            layer.output.add_to(attended, residual)
-            self.norm(residual, layer.mlp_norm, normed)
-            layer.gate_up.gated(normed, gated)
-            layer.down.add_to(gated, residual)
-        self.norm(residual, self.final_norm, normed)
+        *lower, last = zip(self.layers, caches, strict=True)
+        room = buffers.of(rows)
+
+        def before_last_attention() -> None:
+            for layer, cache in lower:
+                self._store_keys(layer, cache, context, room)
+                self._attend(layer, cache, context, room)
+            self._store_keys(*last, context, room)
+
+        if needed is None:
+            before_last_attention()
+            self._attend(*last, context, room)
+        else:
+            self.kernels.do(before_last_attention)
+            if not len(needed):
+                return
+            room = buffers.chosen(room, torch.from_numpy(needed).to(self.device))
+            self._attend(*last, context.of_rows(needed), room)
+        self.norm(room.residual, self.final_norm, room.normed)
+
+    def _store_keys(
+        self, layer: Layer, cache: LayerCache, context: ForwardContext, room: Rows
+    ) -> None:
+        """A layer's queries, keys and values; the latter two into the cache."""
+        self.norm(room.residual, layer.attention_norm, room.normed)
+        layer.qkv(room.normed, room.qkv)
+        self.kernels.store_kv(room.qkv, self.angles, cache, context)
+
+    def _attend(self, layer: Layer, cache: LayerCache, context: ForwardContext, room: Rows) -> None:
+        """The rest of a layer."""
+        self.kernels.attend(room.qkv, room.attended, cache, context)
+        layer.output.add_to(room.attended, room.residual)
+        self.norm(room.residual, layer.mlp_norm, room.normed)
+        layer.gate_up.gated(room.normed, room.gated)
+        layer.down.add_to(room.gated, room.residual)
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor, buffers: Buffers) -> torch.Tensor:
         """Logits of some rows of the hidden states: [rows, outputs], a buffer's view.

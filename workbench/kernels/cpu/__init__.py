@@ -154,3 +154,9 @@ class CpuKernels(Kernels):
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Launches without Python in between."""
         return self.pool.record(work)
+
+    def do(self, work: Callable[[], None]) -> None:
+        """All its launches at once: each would wait for Python, whose code long kernels displace
+        from the caches.
+        """
+        self.pool.record(work)()

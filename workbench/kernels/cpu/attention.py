@@ -41,6 +41,7 @@ from workbench.kernels.cpu.vectors import (
     ascending,
     called,
     exponential,
+    floats,
     greatest,
     inlined,
     integers,
@@ -305,8 +306,10 @@ def _fill(batch: Any, tile: Any, head: int, row: int, first: int, count: int) ->
     for query in range(count):
         mine, of_group = row + (first + query) // batch.group, (first + query) % batch.group
         at = (head * batch.group + of_group) * head_dim
+        given = floats(batch.qkv[mine, at:].ctypes.data, head_dim)
+        scaled = floats(tile.queries[query].ctypes.data, head_dim)
         for d in range(head_dim):
-            tile.queries[query, d] = batch.qkv[mine, at + d] * scale
+            scaled[d] = given[d] * scale
         tile.limit[query], tile.top[query] = batch.positions[mine], _UNSEEN
         tile.total[query] = np.float32(0.0)
         tile.sums[query] = np.float32(0.0)
@@ -319,8 +322,10 @@ def _finish(batch: Any, tile: Any, head: int, row: int, first: int, count: int) 
     for query in range(count):
         mine, of_group = row + (first + query) // batch.group, (first + query) % batch.group
         at = (head * batch.group + of_group) * head_dim
+        sums = floats(tile.sums[query].ctypes.data, head_dim)
+        out, total = floats(batch.out[mine, at:].ctypes.data, head_dim), tile.total[query]
         for d in range(head_dim):
-            batch.out[mine, at + d] = tile.sums[query, d] / tile.total[query]
+            out[d] = sums[d] / total
 
 
 @inlined

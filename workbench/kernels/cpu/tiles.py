@@ -40,8 +40,8 @@ from workbench.kernels.isa import ISA
 PANEL = 2 * WIDTH  # columns of packed weights side by side
 MOST_ROWS, _VECTORS = ISA.tile
 COLUMNS = _VECTORS * WIDTH
-_WIDE_ROWS, _WIDE_VECTORS = ISA.wide
-_SINGLE = ISA.single
+_WIDE_ROWS = min(rows for rows in ISA.attention if rows > 1)  # of attention with few queries
+_WIDEST = tuple(sum(rows <= most for most in ISA.attention) for rows in range(MOST_ROWS + 1))
 FEW_ROWS, _FEW_VECTORS = ISA.few
 FEW_COLUMNS = _FEW_VECTORS * WIDTH
 FORMS = ((4, False), (8, False), (4, True), (8, True))  # bits of a code; whether scales are halves
@@ -253,16 +253,13 @@ def tile_rows(left: int) -> int:
 @called
 def tile_vectors(left: int, rows: int) -> int:
     """How many vectors a tile of attention of so many rows takes of so many that are left."""
-    vectors = _SINGLE if rows == 1 else _WIDE_VECTORS if rows <= _WIDE_ROWS else _VECTORS
-    while vectors > left:
-        vectors //= 2
-    return vectors
+    most = _WIDEST[rows]
+    return most if left >= 2 * most else left if left <= most else (left + 1) // 2
 
 
-_MOST = {_SINGLE: 1, 1: MOST_ROWS, 2: _WIDE_ROWS} | {_WIDE_VECTORS: _WIDE_ROWS, _VECTORS: MOST_ROWS}
 _ATTENTION = {  # 64 times a tile's vectors (`tile_vectors`) plus its rows
     64 * vectors + rows: (rows, vectors)
-    for vectors, most in _MOST.items()
+    for vectors, most in enumerate(ISA.attention, 1)
     for rows in range(1, most + 1)
 }
 
