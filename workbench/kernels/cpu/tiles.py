@@ -41,6 +41,7 @@ PANEL = 2 * WIDTH  # columns of packed weights side by side
 MOST_ROWS, _VECTORS = ISA.tile
 COLUMNS = _VECTORS * WIDTH
 _WIDE_ROWS = min(rows for rows in ISA.attention if rows > 1)  # of attention with few queries
+# vectors at most of its tile of so many rows
 _WIDEST = tuple(sum(rows <= most for most in ISA.attention) for rows in range(MOST_ROWS + 1))
 FEW_ROWS, _FEW_VECTORS = ISA.few
 FEW_COLUMNS = _FEW_VECTORS * WIDTH
