@@ -35,7 +35,8 @@ def loops(kind: InstructionSet) -> dict[str, tuple[Emit, int]]:
             (lambda b, a, form=form: tiles.emit_few_rows(Tile(b, *kind.few), form, *a)),
             9,
         )
-    for shape in ((rows, n) for n, rows in enumerate(kind.attention, 1)):
+    largest = [(rows, vectors) for vectors, rows in enumerate(kind.attention, 1)]
+    for shape in (*largest, (1, len(kind.attention))):
         loops[f"score of {shape}"] = lambda b, a, s=shape: emit_score(Tile(b, *s), *a), 8
         loops[f"turned {shape}"] = lambda b, a, s=shape: emit_score_turned(Tile(b, *s), *a), 7
         loops[f"values of {shape}"] = lambda b, a, s=shape: emit_add_values(Tile(b, *s), *a), 9
