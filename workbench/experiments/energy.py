@@ -41,9 +41,9 @@ class EnergyMeter:
                     counter()  # where only root reads it, this is told now
                     wrap = _number(name.with_name("max_energy_range_uj")) + 1
                     self._counters.append((counter, wrap))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # of a virtual machine one may be empty
             self._counters.clear()
-            return f"{error.filename} must not be read (root may allow it: chmod a+r)"
+            return f"no energy can be read: {error} (may root allow it? chmod a+r)"
         packages = len(self._counters)
         return f"RAPL, packages: {packages}" if packages else f"no RAPL in {_POWERCAP}"
 
