@@ -43,7 +43,7 @@ class EnergyMeter:
                     self._counters.append((counter, wrap))
         except (OSError, ValueError) as error:  # of a virtual machine one may be empty
             self._counters.clear()
-            return f"no energy can be read: {error} (may root allow it? chmod a+r)"
+            return f"{_POWERCAP} cannot be read: {error} (permission denied? as root: chmod a+r)"
         packages = len(self._counters)
         return f"RAPL, packages: {packages}" if packages else f"no RAPL in {_POWERCAP}"
 
