@@ -49,7 +49,8 @@ def here(tmp_path_factory):
 
 
 def test_replays_on_two_processes_are_those_of_here(here, tmp_path) -> None:
-    found = run_replayed(here.config, tmp_path, progress=False, backend=TWO)
+    """Where workers are asked for `here`, replays alone go to them."""
+    found = run_replayed(here.config, tmp_path, progress=False, backend=Backend("here", 2))
     assert_same_replays(here, found)
 
 

@@ -18,6 +18,10 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NOISE = [0.03, 0.6, float(np.nextafter(1.0, 0.0))]
 SHAPES = [*product((4096, 9000), ("peaked", "whole")), (1, "equal"), (50, "masked"), (50, "flat")]
 SHAPES += [(5000, kind) for kind in ("flat", "equal", "one above", "masked")]
+CASES = [(*shape, torch.float32) for shape in SHAPES]
+CASES += [(4096, "whole", torch.float16), (50, "masked", torch.float16)]  # interpreted, slow
+HALVES = product(SHAPES, (torch.float16, torch.bfloat16))
+CASES += [pytest.param(*shape, dtype, marks=pytest.mark.gpu) for shape, dtype in HALVES]
 
 
 def given(logits: np.ndarray, temperature: list[float], noise: list[float], dtype=torch.float32):
@@ -109,8 +113,7 @@ def differing(
     return wrong
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
-@pytest.mark.parametrize(("vocab", "kind"), SHAPES)
+@pytest.mark.parametrize(("vocab", "kind", "dtype"), CASES, ids=str)
 def test_filters_keep_what_the_sampler_s_keep(vocab: int, kind: str, dtype: torch.dtype) -> None:
     """Each by itself and all together, rows without any and greedy ones beside them."""
     filters = [

@@ -55,14 +55,15 @@ def figures(
 ) -> None:
     """Run what is missing, draw all figures, report."""
     from workbench.experiments import notebooks
-    from workbench.experiments.backends import Backend
+    from workbench.experiments.backends import HERE, Backend
     from workbench.experiments.settings import sweep_config
+    from workbench.host import usable_cores
 
     parameters = options.key_values(parameter, "-p")
     if replot:
         redraw(names, profile, parameters)
         return
-    on = Backend(backend, workers)
+    on = Backend(backend, workers or (usable_cores() if backend == HERE else None))
     known = notebooks.parameters_of(notebooks.notebook_files(names or None), parameters)
     how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
     of_sweep = {field.name for field in fields(SweepConfig)} - {"profile"}
@@ -71,7 +72,7 @@ def figures(
     config = sweep_config(profile, **{k: v for k, v in parameters.items() if k in of_sweep})
     if dry_run:
         given = {file.stem: defaults | parameters for file, defaults in known.items()}
-        _print_left(config, given, runs, how)
+        _print_left(config, given, runs, how, on.workers or 1)
         return
     if runs:
         parameters["runs_dir"] = str(Path(runs).resolve())
@@ -119,9 +120,11 @@ def _print_left(
     given: Mapping[str, Mapping[str, Any]],
     runs: str | None,
     how: Mapping[str, Any],
+    workers: int,
 ) -> None:
     """What `figures` would run and replay, for the sweep, for each notebook with runs of its own,
-    and for what is replayed. given: the parameters of each notebook, its own among them.
+    and for what is replayed. given: each notebook's parameters, its own among them; workers: those
+    that replay.
     """
     from workbench.experiments import settings, study
 
@@ -140,14 +143,14 @@ def _print_left(
             terminal().print(f"{stem}: {left[-1]}")
     counts = [(each.num_to_run, float(each.runs["expected_s"].sum())) for each in left]
     for name, total, count, seconds in _replays_left(config.profile, given, runs, how["stale_ok"]):
+        seconds /= min(workers, max(1, count))
         counts.append((count, seconds))
         text = f"{count} of {total} replays to do, about {_time(seconds)} (rough)"
         text = text if total else "nothing to replay, the committed rows are drawn again"
         terminal().print(f"{name}: {text}.")
     if len(counts) > 1:
-        number, all_seconds = map(sum, zip(*counts))
-        text = f"{number} runs and replays to do, about {_time(all_seconds)}"
-        terminal().print(f"Together: {text}.")
+        number, seconds = map(sum, zip(*counts))
+        terminal().print(f"Together: {number} runs and replays to do, about {_time(seconds)}.")
 
 
 def _time(seconds: float) -> str:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import repeat, starmap
@@ -39,6 +39,7 @@ from workbench.search.rounds import Progress
 
 HERE, PROCESSES, RAY, SLURM = BACKENDS
 PACKAGES = {RAY: "ray", SLURM: "submitit"}
+LEAST_REPLAYS = 6  # for which processes are started where measured runs are done here
 ATTEMPTS = 3  # at a group whose workers die before another of its runs is stored
 POLL_S = 0.1
 OWN_BYTES = 1 << 30  # of a worker beside its runs: Python, kernels, a recording
@@ -112,8 +113,10 @@ class Needs(NamedTuple):
 class Backend:
     """Where work is carried out, and by how many workers at once; None: as many as fit.
 
-    cluster: what submitit submits to; "local" starts processes in Slurm's place. ConfigError for an
-    unknown name, or one whose package is not installed.
+    Here runs are done one after the other in this process, but where workers are asked for, replays
+    by so many processes: their seconds are simulated. cluster: what submitit submits to; "local"
+    starts processes in Slurm's place. ConfigError for an unknown name, or one whose package is not
+    installed.
     """
 
     name: Annotated[str, BACKENDS] = HERE
@@ -152,7 +155,7 @@ class Backend:
         """The runs by whose seconds are compared. Replays are dealt to as many workers as there may
         be: no machine has a part in their seconds.
         """
-        hands = 1 if self.name == HERE else self.workers or usable_cores()
+        hands = self.workers or (1 if self.name == HERE else usable_cores())
         dealt, beside = dict[Any, dict[RunSpec, Identity]](), dict[Any, list[Path]]()
         for spec, folder in stored.items():
             beside.setdefault(spec.group, []).append(folder)
@@ -173,6 +176,10 @@ class Backend:
         this process has threads. Runs of a group whose workers die are stored as failed.
         """
         if self.name == HERE:
+            replays = sum(len(g.runs) for g in groups if is_replayed(g.identity.llm))
+            if (self.workers or 1) > 1 and replays >= LEAST_REPLAYS:
+                yield from replace(self, name=PROCESSES).carry_out(groups)
+                return
             for group in groups:
                 yield from group.carry_out()
             return
