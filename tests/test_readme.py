@@ -120,8 +120,8 @@ GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
          "tokens_per_s": "generated tokens a second",
          "prm_over_ideal": "PRM tokens computed over distinct ones",
          "peak_memory": "peak memory of all processes"},
-        {"ours": "={}@vllm-both", "our rounds over two vLLM, bf16": "{}@vllm-both",
-         "Search and Learn, bf16": "{}@search-and-learn"},
+        {"ours": "={}@vllm-both", "our rounds over two vLLM": "{}@vllm-both",
+         "Search and Learn": "{}@search-and-learn"},
     ),
     "serve_smollm2": (
         SERVED,

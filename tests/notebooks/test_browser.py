@@ -19,6 +19,7 @@ GIVEN = {
     "live_memory_split": {"num_problems": 9, "n": 4, "max_depth": 12, "moves": [0.2], "every": 5},
     "what_if": {"recording": "tiny-16-n4", "num_replays": 7, "llm_share": 0.2},
     "02_memory_split": TINY,
+    "03_block_occupancy": TINY,
     "06_cache_thrashing": TINY,
     "10_explore": {"llm_share": 0.3},
 }
@@ -58,7 +59,7 @@ def assert_sound(book):
     assert book.page.locator('[data-title*="Share"], [data-title*="cloud"]').count() == 0
 
 
-@pytest.mark.parametrize("name", ["02_memory_split", "06_cache_thrashing"])
+@pytest.mark.parametrize("name", ["02_memory_split", "03_block_occupancy", "06_cache_thrashing"])
 def test_the_slider_of_a_measured_figure_moves_it(open_notebook, name):
     """Two measured shares; from the lower one to the upper."""
     book = open_notebook(name)
