@@ -163,7 +163,8 @@ HEADS = {
 }
 READING = (
     "Ratios above 1: ours is better, on the same threads. Median of paired repeats; ± half the "
-    "range of their middle half; two numbers: the least and the most. Contenders in float32 unless "
+    "range of their middle half, of three repeats of all; two numbers: the least and the most. "
+    "Contenders in float32 unless "
     "named otherwise; *same file*: the same GGUF; *torch's products*: a step's matrix products "
     "alone by torch, no attention; *beside a busy process*: another process keeps one core busy; "
     "what each was given, and its rates: [RESULTS.md](reports/bench/RESULTS.md)."
@@ -173,7 +174,8 @@ RATIOS = (
     "turn (of whole systems: with one seed); so it need not be the quotient of the two values that "
     "stand beside it. Of searches that share one memory (KV memory 0.5, 1, 2 W) it is the mean "
     "over seeds of all turns, the rates are of all. Spread: ± is half the range of the middle half "
-    "of five or more repeats; of two both are named; the rest say what they are."
+    "of the repeats, of three half the range of all; of two both are named; the rest say what they "
+    "are."
 )
 
 
@@ -197,8 +199,6 @@ def records() -> dict[str, dict[str, Any]]:
 
 
 MEASURED = "measured tiny"
-FEWEST = 5
-"""Repeats from which on their range is shown."""
 
 
 def figure_rows(name: str, rung: str = MEASURED, **wanted: str) -> pd.DataFrame:
@@ -248,9 +248,9 @@ def between(row: dict[str, Any], record: str) -> str:
 
 
 def within(row: dict[str, Any]) -> str:
-    """Half the range of the middle half of the repeats, or both ends where these are stored; of too
-    few nothing, but of two both: the spread that is stored of them is a quarter of their distance,
-    and they lie about the median.
+    """Half the range of the middle half of the repeats, or both ends where these are stored. Of two
+    and three the spread that is stored is a quarter of the distance of the ends: of two both are
+    told, which lie about the median, of three half their distance.
     """
     repeats, spread = row["repeats"], row["spread"]
     if isinstance(spread, list):
@@ -258,7 +258,7 @@ def within(row: dict[str, Any]) -> str:
     if spread is not None and repeats == 2:
         middle, form = (row["ratio"], ".2f") if row["ratio"] is not None else (row["value"], ".3g")
         return f"({middle - 2 * spread:{form}}-{middle + 2 * spread:{form}})"
-    return "" if spread is None or (repeats and repeats < FEWEST) else f"±{spread:.2g}"
+    return "" if spread is None else f"±{spread * (2 if repeats == 3 else 1):.2g}"
 
 
 def beside(row: dict[str, Any]) -> str:

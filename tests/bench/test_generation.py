@@ -32,6 +32,17 @@ def test_every_length_that_fits_has_seconds_and_the_tokens_that_it_computes(plan
         assert own.loc[("ratio", False), "value"] == pytest.approx(off["value"] / on["value"])
 
 
+def test_without_a_cache_a_request_s_time_is_that_of_all_its_lengths(plan, monkeypatch) -> None:
+    """Where a step takes as many seconds as it has tokens, all take as many as are computed."""
+    lengths = []
+    monkeypatch.setattr(g, "_add", lambda engine, requests, seed: lengths.append(requests[0][0]))
+    monkeypatch.setattr(g, "_seconds", lambda engine: float(lengths[-1]))
+    monkeypatch.setattr(g, "_stamps", lambda engine, prompt, new, seed: g.np.ones(new))
+    rows = g.cache_rows(replace(plan, stride=7))
+    off = rows[(rows["metric"] == "seconds") & ~rows["kv_cache"].astype(bool)]
+    assert len(off) == 4 and off["value"].tolist() == off["computed_tokens"].tolist()
+
+
 def test_batches_compute_what_requests_need_and_static_ones_padding_too(plan) -> None:
     """Utilisation is of needed operations; the parts of the time add up to all of it."""
     rows = g.batch_rows(plan, CEILING)

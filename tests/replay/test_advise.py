@@ -134,6 +134,19 @@ def test_each_number_is_a_row_of_the_replays(found) -> None:
     )
 
 
+def test_a_prm_that_writes_critiques_takes_more_of_the_memory(found) -> None:
+    """It computes their tokens, needs a larger cache for them, and the split follows."""
+    writes = workbench.advise(*TINY, **SMALL | {"critiques": 1, "critique_tokens": 64})
+    free = [each.replays.set_index("what").loc[NO_LIMIT] for each in (found, writes)]
+    assert free[1]["prm_computed"] > 2 * free[0]["prm_computed"]
+    assert free[1]["llm_computed"] == free[0]["llm_computed"]
+    lacks = [
+        each.replays.groupby("llm_share")["prm_lacks_tokens"].max() for each in (found, writes)
+    ]
+    assert lacks[1].max() > lacks[0].max() and writes.recommended < found.recommended
+    assert any("Critiques: 1 a step" in note for note in writes.notes)
+
+
 def test_a_change_that_cannot_be_is_told_and_the_rest_is_advised() -> None:
     """Guards a question refused for twice its sequences, more than the tokens of a step."""
     found = workbench.advise(*TINY, **SMALL | {"max_num_seqs": 256, "n": 4, "in_flight": 4})

@@ -66,6 +66,19 @@ def test_the_widget_watches_a_search_to_its_end(searched):
     assert list(drawn["pinned"].x) == list(drawn["tokens_per_s"].x) != []
 
 
+def test_a_search_whose_watching_was_interrupted_is_watched_again(searched):
+    async def by_hand():
+        view = LiveView(searched, **GIVEN)
+        view.start()
+        view.task.cancel()  # as an interrupt ends it
+        await asyncio.wait([view.task])
+        view.start()
+        await view.task
+        return view
+
+    assert "finished" in asyncio.run(by_hand()).words.value
+
+
 def test_the_figure_draws_the_snapshot(searched):
     """Every line is the time line's, every move has its stroke, the cloud button is gone."""
     snapshot = searched.snapshot()

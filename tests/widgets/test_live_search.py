@@ -208,6 +208,20 @@ def test_what_cannot_be_is_refused_while_it_runs(pair):
     live.stop()
 
 
+def test_an_interrupted_start_leaves_the_pair_to_others(pair, monkeypatch):
+    def interrupted(thread):
+        raise KeyboardInterrupt
+
+    live = small(pair)
+    with monkeypatch.context() as patch:
+        patch.setattr(ls.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            live.start()
+    assert live.state == "ready"
+    live.start()
+    live.stop()
+
+
 def seen(is_prm, start_s, end_s, tokens=0, level=0.5):
     evicted = [3 * end_s // 1, 0.0]
     return ls.StepSeen(float(is_prm), start_s, end_s, tokens, *evicted, *[level] * len(ls.LEVELS))

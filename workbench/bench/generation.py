@@ -54,9 +54,9 @@ _WARM_UP = 8  # new tokens before the first that is timed
 class GenerationPlan:
     """What is measured, of one model; lengths in tokens.
 
-    stride: without a cache a step's time follows from its length, and every so-manieth length is
-    measured, those between are interpolated; 1: the whole generation is run. lengths: shortest and
-    longest prompt, and as many new tokens, of a request in a batch, each drawn evenly.
+    stride: without a cache a step's time follows from its length, whatever the prompt; every
+    so-manieth length is measured, those between are interpolated. lengths: shortest and longest
+    prompt, and as many new tokens, of a request in a batch, each drawn evenly.
     """
 
     model: str = "dummy:gpt2"
@@ -193,49 +193,54 @@ def cache_rows(plan: GenerationPlan) -> pd.DataFrame:
     """
     pairs = [(p, n) for p, n in product(plan.prompt_tokens, plan.new_tokens)
              if p + n <= plan.spec.max_model_len]  # fmt: skip
-    longest, rows = max(map(sum, pairs)), []
+    longest, shortest = max(map(sum, pairs)), min(pairs)[0]
     kept = _engine(plan, 1, longest)
     anew = _engine(plan, 1, longest, kept.weights, use_kv_cache=False)
-    for prompt in dict(pairs):
-        lengths = [new for p, new in pairs if p == prompt]
-        found: dict[bool, list[NDArray[np.float64]]] = {True: [], False: []}
-        for repeat in tqdm(range(plan.repeats), desc=f"prompt of {prompt}", leave=False):
-            for cached in in_turn(found, repeat):
-                work = prompt, max(lengths), plan.seed + repeat
-                stride = 1 if cached else plan.stride
-                found[cached].append(_stamps(kept if cached else anew, *work, stride))
-        for new in lengths:
-            on, off = ([stamps[new - 1] for stamps in found[cached]] for cached in found)
-            own = {"prompt_tokens": prompt, "new_tokens": new}
-            whole = {"metric": "seconds", "kv_cache": True, "computed_tokens": prompt + new - 1}
-            rows.append({**own, **whole, **_spread(on)})
-            whole |= {"kv_cache": False, "computed_tokens": new * prompt + new * (new - 1) // 2}
-            rows.append({**own, **whole, **_spread(off)})
-            rows.append({**own, **whole, "metric": "ratio", **_spread(np.divide(off, on))})
+    generated: dict[int, list[NDArray[np.float64]]] = {prompt: [] for prompt, _ in pairs}
+    steps = []
+    for repeat in tqdm(range(plan.repeats), desc="with and without a KV cache"):
+        seed = plan.seed + repeat
+        for cached in in_turn((True, False), repeat):
+            if not cached:
+                steps.append(_computed_anew(anew, range(shortest, longest), seed, plan.stride))
+                continue
+            for prompt, stamps in generated.items():
+                stamps.append(_stamps(kept, prompt, max(n for p, n in pairs if p == prompt), seed))
+    rows = []
+    for prompt, new in pairs:
+        on = [stamps[new - 1] for stamps in generated[prompt]]
+        off = [seconds[prompt - shortest :][:new].sum() for seconds in steps]
+        own = {"prompt_tokens": prompt, "new_tokens": new, "metric": "seconds", "kv_cache": True}
+        rows.append({**own, "computed_tokens": prompt + new - 1, **_spread(on)})
+        own |= {"kv_cache": False, "computed_tokens": new * prompt + new * (new - 1) // 2}
+        rows.append({**own, **_spread(off)})
+        rows.append({**own, "metric": "ratio", **_spread(np.divide(off, on))})
     return pd.DataFrame(rows)
 
 
-def _stamps(engine: Engine, prompt: int, new: int, seed: int, stride: int) -> NDArray[np.float64]:
-    """Seconds from the start until each of the new tokens was there, [new].
-
-    stride above 1: without a cache a step computes what a prompt of its length does.
-    """
+def _stamps(engine: Engine, prompt: int, new: int, seed: int) -> NDArray[np.float64]:
+    """Seconds from the start until each of the new tokens was there, [new]."""
     _add(engine, [(prompt, _WARM_UP)], seed)
     _seconds(engine)
     gc.collect()
-    if stride == 1:
-        _add(engine, [(prompt, new)], seed)
-        start, found = time.perf_counter(), []
-        while engine.has_work:  # a token each step
-            engine.step()
-            found.append(time.perf_counter() - start)
-        return np.array(found)
-    lengths, taken = sorted({*range(prompt, prompt + new, stride), prompt + new - 1}), []
-    for length in lengths:
+    _add(engine, [(prompt, new)], seed)
+    start, found = time.perf_counter(), []
+    while engine.has_work:  # a token each step
+        engine.step()
+        found.append(time.perf_counter() - start)
+    return np.array(found)
+
+
+def _computed_anew(engine: Engine, lengths: range, seed: int, stride: int) -> NDArray[np.float64]:
+    """Seconds of a step without a cache at each of the lengths, [lengths]: it computes what a
+    prompt as long does, whatever part of it was generated. Those between strides are interpolated.
+    """
+    measured, taken = sorted({*lengths[::stride], lengths[-1]}), []
+    for length in (measured[0], *measured):  # the first time is not counted
         _add(engine, [(length, 1)], seed)
         taken.append(_seconds(engine))
-    seconds: NDArray[np.float64] = np.interp(np.arange(prompt, prompt + new), lengths, taken)
-    return seconds.cumsum()
+    seconds: NDArray[np.float64] = np.interp(lengths, measured, taken[1:])
+    return seconds
 
 
 # -- batches --
@@ -371,12 +376,12 @@ def block_rows(plan: GenerationPlan) -> pd.DataFrame:
     for size in (*plan.block_sizes, contiguous):
         engines[size] = _engine(plan, plan.block_batch, plan.longest, weights, size)
         weights = engines[size].weights
-    requests = [(plan.longest // 2, plan.longest // 2)] * plan.block_batch
+    half = plan.longest // 2
     found: dict[int, list[float]] = {size: [] for size in engines}
     for repeat in tqdm(range(-1, plan.repeats), desc="block sizes"):  # the first is not counted
         for size in in_turn(engines, repeat):
-            engine = engines[size]
-            _add(engine, requests, plan.seed + max(0, repeat))
+            engine, new = engines[size], _WARM_UP if repeat < 0 else half
+            _add(engine, [(half, new)] * plan.block_batch, plan.seed + max(0, repeat))
             engine.step()
             while (counts := engine.scheduler.counts) is not None and counts.prefill_tokens:
                 engine.step()

@@ -168,6 +168,8 @@ Asked = Annotated[dict[str, Any], [
     option("max_num_batched_tokens", int, "tokens in a step (default: 8192)"),
     option("max_model_len", int, "tokens of a request (default: 4096)"),
     option("block_size", int, "tokens of a block (default: 16)"),
+    option("critiques", int, "that the PRM writes of a step before its score (default: none)"),
+    option("critique_tokens", int, "of a critique, at most (default: 512)"),
 ]]  # fmt: skip
 
 

@@ -30,7 +30,17 @@ from workbench.replay.cost import ModelWork, recorded, spec_of
 from workbench.replay.devices import load_device
 from workbench.replay.miss_ratio import miss_ratio
 from workbench.replay.simulator import Replayed, replay
-from workbench.replay.workload import DTYPE_BYTES, LLM, PRM, drawn_engine, thesis_search
+from workbench.replay.workload import (
+    ASK,
+    DTYPE_BYTES,
+    LEAD,
+    LLM,
+    PRM,
+    drawn_engine,
+    thesis_search,
+    with_critiques,
+)
+from workbench.search.prm import Critiques
 from workbench.search.recording import RecordedEngine
 
 ROLES = ("llm", "prm")
@@ -62,7 +72,8 @@ class Question:
     or a file of `workbench calibrate`.
 
     total: weights, activations and KV of both; empty: 90 % of the device's memory. llm_share: the
-    present split, None: 0.5 where it fits. in_flight: problems. Limits are both models'.
+    present split, None: 0.5 where it fits. in_flight: problems. critiques: that the PRM writes
+    of each step before it scores it, critique_tokens at most each. Limits are both models'.
     """
 
     llm: str = LLM
@@ -77,6 +88,8 @@ class Question:
     max_num_batched_tokens: AtLeastOne = 8192
     max_model_len: AtLeastOne = 4096
     block_size: AtLeastOne = 16
+    critiques: Annotated[int, Range(0, 8, "[]")] = 0
+    critique_tokens: AtLeastOne = 512
 
     def __post_init__(self) -> None:
         check(self)
@@ -99,7 +112,10 @@ class Question:
 
     def drawn(self, depth: int, *drawn: Any) -> Answers:
         """The search, steps down to a depth. drawn: seed and assumptions, as thesis_search."""
-        return Answers(thesis_search(self.problems, self.n, self.beam_width, depth, *drawn))
+        found = thesis_search(self.problems, self.n, self.beam_width, depth, *drawn)
+        if self.critiques:
+            found = with_critiques(found, Critiques(self.critiques, self.critique_tokens))
+        return Answers(found)
 
 
 class Need(NamedTuple):
@@ -157,7 +173,9 @@ class Pair:
         for depth in (DEPTH, DEPTH // 2, DEPTH // 5):
             self.answers = answers or asked.drawn(depth)
             tokens, solved = self.answers.tokens, self.answers.solutions.values()
-            scored = (each.trie.length for own in solved for each in own.values())
+            scored = [each.trie.length for own in solved for each in own.values()]
+            for read in self.answers.critiques.values():
+                scored += [each.verdict.length for each in read.values()]
             self.longest = max(int((np.cumsum(tokens.counts) - tokens.offsets).max()), *scored)
             if answers or self.longest < allowed:
                 break
@@ -250,16 +268,20 @@ class Unlimited(NamedTuple):
 
     @classmethod
     def of(cls, pair: Pair, axis: Sequence[float], what: str = NO_LIMIT) -> Unlimited:
-        """Lost is what is computed again, at the device's FLOP/s, and an LLM's steps as many times
-        as it lacks room for all it decodes at once.
+        """Lost is what is computed again, at the device's FLOP/s, and the steps of a model that
+        decodes as many times as it lacks room for all it decodes at once.
         """
         size = pair.asked.block_size
-        steps = [s for problem in pair.answers.recording.problems for s in problem.steps]
-        room = sum(3 + (len(s.tokens) + 32) // size for s in steps) + 65536 // size
+        problems = pair.answers.recording.problems
+        own = [len(s.tokens) + 32 for problem in problems for s in problem.steps]
+        own += [len(c.tokens) + ASK + LEAD for problem in problems for c in problem.critiques]
+        room = sum(3 + tokens // size for tokens in own) + 65536 // size
         done = pair.run(what, None, (room, room), log_calls=True)
         lost_s, spare, enough = np.zeros(len(axis)), np.full(len(axis), np.inf), []
         alike = np.ones(len(axis), bool)
         caches: tuple[Any, ...] = (done.llm.cache, done.prm.cache)
+        writes = done.throughput.prm_busy_s if pair.asked.critiques else 0.0
+        decode_s = dict(zip(caches, (done.throughput.llm_busy_s, writes)))
         for need, cache, sizes in zip(pair.needs, caches, zip(*map(pair.blocks, axis))):
             curve = miss_ratio(cache.calls, range(1, max(2 * room, *sizes) + 1))
             curve, peak = curve.set_index("num_blocks"), int(curve["peak_active"].iloc[0])
@@ -271,9 +293,7 @@ class Unlimited(NamedTuple):
             alike &= (own["thrashed"].to_numpy() == 0) & (peak <= ROOMY * np.array(sizes))
             again = (most - own["hit_tokens"]).to_numpy(np.float64)
             lost_s += again * ModelWork.of(need.engine).flops_of_one[0] / pair.device.flops_per_s
-            if need is pair.needs[0]:
-                crowded = np.maximum(peak / np.array(sizes, np.float64), 1) - 1
-                lost_s += done.throughput.llm_busy_s * crowded
+            lost_s += decode_s[cache] * (np.maximum(peak / np.array(sizes, np.float64), 1) - 1)
         told = lost_s, spare, (enough[0], enough[1]), [s for s, same in zip(axis, alike) if same]
         return cls(done.throughput.wall_s, *told)
 
@@ -473,6 +493,11 @@ def _notes(pair: Pair) -> list[str]:
         f"Activations, from shapes: {activations}. Contexts and workspaces of two processes come "
         f"on top, and have {format_size(left)} here." + (" Ask with less total." * (left < 1)),
     ]
+    if count := pair.asked.critiques:
+        notes.append(
+            f"Critiques: {count} a step as ThinkPRM is asked, of drawn lengths (median 200 tokens, "
+            f"at most {pair.asked.critique_tokens:,})."
+        )
     return notes + [
         f"{need.engine.name} ({need.engine.architecture}) was not run on vLLM, which may lack that "
         "class. A token-level reward model has no prefix cache there: it computes again what the "

@@ -211,9 +211,11 @@ class LiveView(FigureView):
         super().__init__("live_memory_split", controls, self._drawings, parameters)
 
     def start(self) -> str:
-        """Start the search, and look at it until it ends."""
-        self.live.start()
-        if self.task is None or self.task.done():
+        """Start the search, and look at it until it ends; one that nothing looks at goes on."""
+        is_watched = self.task is not None and not self.task.done()
+        if is_watched or not self.live.is_alive:
+            self.live.start()
+        if not is_watched:
             self.task = asyncio.get_running_loop().create_task(self._watch())
         return ""
 

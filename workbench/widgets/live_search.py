@@ -271,10 +271,16 @@ class LiveSearch:
             raise ConfigError(
                 "The pair's engines have requests of another search; stop that one, or wait for it."
             )
-        self._begin_anew()
-        self._thread = Thread(target=self._run, name="live search", daemon=True)
-        atexit.register(self.stop)
-        self._thread.start()
+        thread = Thread(target=self._run, name="live search", daemon=True)
+        try:
+            self._begin_anew()
+            atexit.register(self.stop)
+            thread.start()
+        finally:
+            if thread.ident is not None:
+                self._thread = thread
+            else:  # interrupted before it ran: it will not give the engines back
+                self.pair.in_use.release()
 
     def pause(self) -> None:
         """No step until `resume`, of a search not yet started too; one in flight is carried out."""
