@@ -258,7 +258,8 @@ def within(row: dict[str, Any]) -> str:
     if spread is not None and repeats == 2:
         middle, form = (row["ratio"], ".2f") if row["ratio"] is not None else (row["value"], ".3g")
         return f"({middle - 2 * spread:{form}}-{middle + 2 * spread:{form}})"
-    return "" if spread is None else f"±{spread * (2 if repeats == 3 else 1):.2g}"
+    told = spread is not None and repeats != 1
+    return f"±{spread * (2 if repeats == 3 else 1):.2g}" if told else ""
 
 
 def beside(row: dict[str, Any]) -> str:
@@ -584,8 +585,8 @@ def test_the_gain_of_beam_search_stands_beside_its_fair_baseline() -> None:
 
 
 def test_spreads_are_told_as_what_they_are() -> None:
-    """Least and most of paired turns, both ends of two repeats, ± of many; nothing of one or three,
-    or of a record made before there were turns.
+    """Least and most of paired turns, both ends of two repeats, ± of more; nothing of one, or of a
+    record made before there were turns.
     """
     two = asdict(median_row("decode_b1", [11.8, 12.2], "tokens/s", peer="a", peers=[10.0, 10.0]))
     assert within(two) == "(1.18-1.22)" and between(two, "engine_smollm2") == "1.18-1.22 (ratio)"
@@ -595,7 +596,7 @@ def test_spreads_are_told_as_what_they_are() -> None:
     assert within(many) == "±1" and between(many, "engine") == "±1 (tokens/s)"
     three = asdict(median_row("decode_b1", [1.0, 2, 3], "tokens/s"))
     once = asdict(median_row("decode_b1", [1.0], "tokens/s"))
-    assert within(three) == within(once) == ""
+    assert within(three) == "±1" and within(once) == ""
     served = json.loads(json.dumps(two | {"name": "tokens_per_s_c1", "spread": (0.9, 1.1)}))
     for record in ("serve_smollm2", "serve_two_smollm2", "search_systems"):
         assert between(served, record) == "0.9 to 1.1 (least, most)"

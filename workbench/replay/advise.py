@@ -273,9 +273,9 @@ class Unlimited(NamedTuple):
         """
         size = pair.asked.block_size
         problems = pair.answers.recording.problems
-        own = [len(s.tokens) + 32 for problem in problems for s in problem.steps]
-        own += [len(c.tokens) + ASK + LEAD for problem in problems for c in problem.critiques]
-        room = sum(3 + tokens // size for tokens in own) + 65536 // size
+        lengths = [len(s.tokens) + 32 for problem in problems for s in problem.steps]
+        lengths += [len(c.tokens) + ASK + LEAD for problem in problems for c in problem.critiques]
+        room = sum(3 + tokens // size for tokens in lengths) + 65536 // size
         done = pair.run(what, None, (room, room), log_calls=True)
         lost_s, spare, enough = np.zeros(len(axis)), np.full(len(axis), np.inf), []
         alike = np.ones(len(axis), bool)
