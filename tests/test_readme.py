@@ -164,10 +164,10 @@ HEADS = {
 READING = (
     "Ratios above 1: ours is better, on the same threads. Median of paired repeats; ± half the "
     "range of their middle half, of three repeats of all; two numbers: the least and the most. "
-    "Contenders in float32 unless "
-    "named otherwise; *same file*: the same GGUF; *torch's products*: a step's matrix products "
-    "alone by torch, no attention; *beside a busy process*: another process keeps one core busy; "
-    "what each was given, and its rates: [RESULTS.md](reports/bench/RESULTS.md)."
+    "Contenders in float32 unless named otherwise; *same file*: the same GGUF; *torch's products*: "
+    "a step's matrix products alone by torch, no attention; *beside a busy process*: another "
+    "process keeps one core busy; what each was given, and its rates: "
+    "[RESULTS.md](reports/bench/RESULTS.md)."
 )
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "

@@ -279,10 +279,9 @@ class Unlimited(NamedTuple):
         done = pair.run(what, None, (room, room), log_calls=True)
         lost_s, spare, enough = np.zeros(len(axis)), np.full(len(axis), np.inf), []
         alike = np.ones(len(axis), bool)
-        caches: tuple[Any, ...] = (done.llm.cache, done.prm.cache)
-        writes = done.throughput.prm_busy_s if pair.asked.critiques else 0.0
-        decode_s = dict(zip(caches, (done.throughput.llm_busy_s, writes)))
-        for need, cache, sizes in zip(pair.needs, caches, zip(*map(pair.blocks, axis))):
+        writes_s = done.throughput.prm_busy_s if pair.asked.critiques else 0.0
+        own_s: Any = (done.llm.cache, done.throughput.llm_busy_s), (done.prm.cache, writes_s)
+        for need, (cache, decode_s), sizes in zip(pair.needs, own_s, zip(*map(pair.blocks, axis))):
             curve = miss_ratio(cache.calls, range(1, max(2 * room, *sizes) + 1))
             curve, peak = curve.set_index("num_blocks"), int(curve["peak_active"].iloc[0])
             fine = np.linspace(peak, peak + cache.calls.num_contents, 400).astype(int)
@@ -293,7 +292,7 @@ class Unlimited(NamedTuple):
             alike &= (own["thrashed"].to_numpy() == 0) & (peak <= ROOMY * np.array(sizes))
             again = (most - own["hit_tokens"]).to_numpy(np.float64)
             lost_s += again * ModelWork.of(need.engine).flops_of_one[0] / pair.device.flops_per_s
-            lost_s += decode_s[cache] * (np.maximum(peak / np.array(sizes, np.float64), 1) - 1)
+            lost_s += decode_s * (np.maximum(peak / np.array(sizes, np.float64), 1) - 1)
         told = lost_s, spare, (enough[0], enough[1]), [s for s, same in zip(axis, alike) if same]
         return cls(done.throughput.wall_s, *told)
 
