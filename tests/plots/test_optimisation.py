@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench.plots.modifications import EVERYTHING, POLICIES, TECHNIQUES, optimisation
+from workbench.plots.modifications import POLICIES, TECHNIQUES, optimisation
 
 SHARES = (0.08, 0.2, 0.3, 0.5)
 BUDGETS = (0.5, 1.0)
@@ -61,44 +61,54 @@ def names(fig):
     return [trace.name for trace in fig.data if trace.showlegend is not False and trace.name]
 
 
-def test_every_policy_technique_and_model_is_drawn_once_in_the_legends():
-    """Guards that nothing measured is left out, and nothing told twice."""
-    shown = names(optimisation(rows()))
-    wanted = [*POLICIES.values(), EVERYTHING, *TECHNIQUES.values()]
-    for line in wanted:
-        assert shown.count(line.label) == 1
-    assert {"LLM held", "PRM held", "infeasible"} <= set(shown)
-    assert len({line.dash for line in POLICIES.values()}) == len(POLICIES)  # in a grey print too
-    assert len({line.symbol for line in TECHNIQUES.values()}) == len(TECHNIQUES)
+def points(fig, name):
+    """Ratios and counts of one budget, by the label of their line."""
+    ticks = fig.layout.yaxis.ticktext
+    pair = [trace for trace in fig.data if trace.name == name]
+    assert [trace.xaxis for trace in pair] == ["x", "x2"]
+    return [{ticks[round(y)]: x for x, y in zip(trace.x, trace.y)} for trace in pair]
 
 
-def test_every_technique_has_a_line_of_counts_beside_that_of_seconds():
-    """Guards that what is exact stands next to what is the machine's."""
+def test_every_setting_is_a_line_and_every_budget_a_mark_on_it():
+    """Guards that nothing measured is left out, and that no more than three panels are drawn."""
+    fig = optimisation(rows())
+    statics = [f"static {share:g}" for share in SHARES]
+    alone = [f"static 0.3 + {label}" for label in [*TECHNIQUES.values()][1:]]
+    last = "marginal value + all techniques"
+    assert [*fig.layout.yaxis.ticktext] == [*statics, *[*POLICIES.values()][1:], *alone, last]
+    tight, roomy = (points(fig, f"{budget:g} W") for budget in BUDGETS)
+    assert set(tight[0]) == set(tight[1]) == {*fig.layout.yaxis.ticktext} - {"static 0.08"}
+    assert set(roomy[0]) == {*statics, *[*POLICIES.values()][1:], last}
+    assert {"LLM held", "PRM held"} <= set(names(fig))
+    assert len({trace.yaxis for trace in fig.data}) == 3
+    assert len({trace.marker.symbol for trace in fig.data if trace.yaxis == "y"}) == len(BUDGETS)
+
+
+def test_ratios_are_to_the_best_static_split_of_the_same_memory_and_counts_stand_beside():
+    """Guards that a policy is not compared with a split that somebody chose badly."""
     table = rows()
-    fig = optimisation(table)
-    for label in (line.label for line in TECHNIQUES.values()):
-        counts, rates = [trace for trace in fig.data if trace.name == label]
-        assert (counts.yaxis, rates.yaxis) == ("y3", "y4")
-        assert max(rates.y) < min(counts.y)
+    ratios, counts = points(optimisation(table), "0.5 W")
+    assert ratios["static 0.3"] == 1 == max(v for k, v in ratios.items() if k[-1].isdigit())
+    assert ratios["marginal value"] == pytest.approx(880 / 900)
+    assert ratios["static 0.3 + all techniques"] == pytest.approx(1.2)
+    own = table[(table["metric"] == "recomputed") & (table["budget"] == 0.5)]
+    assert counts["first come"] == own.loc[own["policy"] == "first_come", "value"].item()
 
 
-def test_elastic_policies_are_horizontal_and_infeasible_shares_are_marked():
-    """Guards the reading of the top panels."""
-    traces = {trace.name: trace for trace in optimisation(rows()).data[:6]}
-    assert set(traces["marginal value"].y) == {880 * 0.5**0.3}
-    assert list(traces["infeasible"].x) == [0.08]
-    assert len(traces["static split"].x) == 3
+def test_a_share_that_does_not_fit_is_marked_and_without_any_there_is_no_ratio():
+    fig = optimisation(rows())
+    (bad,) = (note for note in fig.layout.annotations if "no room" in note.text)
+    assert (fig.layout.yaxis.ticktext[int(bad.y)], bad.text) == ("static 0.08", " no room at 0.5 W")
     table = rows((0.5,))  # a memory so small that no static split fits
     table = table[(table["policy"] != "static") | (table["metric"] == "infeasible")]
-    assert "marginal value" in names(optimisation(table))
+    ratios, counts = points(optimisation(table), "0.5 W")
+    assert pd.isna(ratios["marginal value"]) and counts["marginal value"] > 0
 
 
-@pytest.mark.parametrize("budgets", [(0.5,), (0.5, 1.0), (0.5, 1.0, 2.0)])
-def test_one_to_three_budgets_have_a_panel_each(budgets):
-    """Guards the grid of panels."""
-    fig = optimisation(rows(budgets))
-    titles = [note.text for note in fig.layout.annotations if note.text.endswith(" W")]
-    assert titles == [f"{budget:g} W" for budget in budgets]
+@pytest.mark.parametrize("budgets", [(0.5,), (0.5, 1.0), (0.5, 1.0, 2.0), (0.5, 1.0, 2.0, 3.0)])
+def test_the_three_smallest_budgets_are_drawn(budgets):
+    shown = [name for name in names(optimisation(rows(budgets))) if name.endswith(" W")]
+    assert shown == [f"{budget:g} W" for budget in budgets[:3]]
 
 
 def test_a_setting_whose_tokens_differ_is_counted_and_named():

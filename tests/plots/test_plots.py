@@ -37,7 +37,7 @@ FIGURES = {
     "serving_split": (plots.serving_split, test_generation.split_rows),
 }
 UNTITLED = {  # they share another's title
-    "optimisation": ("yaxis2", "yaxis6"),
+    "optimisation": ("yaxis2",),
     "sensitivity": ("yaxis2",),
     **dict.fromkeys(("thrashing", "prm_blocks", "critiques"), ("xaxis",)),
     "memory_split": ("xaxis", "xaxis2"),

@@ -180,6 +180,7 @@ def test_flags_are_the_recommended_share_in_each_engines_terms() -> None:
         ({"device": "h10"}, ConfigError, "Did you mean 'h100'"),
         ({"n": 65}, ConfigError, r"Question.n is 65; allowed: in \[1, 64\]"),
         ({"n": 0}, ConfigError, r"Question.n is 0; allowed"),
+        ({"critique_tokens": 64}, ConfigError, "critique_tokens is 64; allowed: with critiques"),
         ({"n": 64, "in_flight": 96}, ConfigError, "6,144 beams; allowed: at most 3,072"),
         ({"shares": 0.3}, ConfigError, "advise has no setting 'shares'"),
         ({"llm": "tiny-solvr"}, ModelError, "Did you mean 'tiny-solver'"),

@@ -351,6 +351,18 @@ def test_particle_filter(seed, ends, levels, aggregation, n, max_depth, temperat
     assert canned.play(strategy) == (sampled, sorted(particles))
 
 
+@on_trees()
+def test_self_consistency(seed, ends, levels, aggregation, n, max_depth):
+    """n samples at once, none scored; all vote in their order, with nothing to weigh them by."""
+    canned, search = Canned(seed, ends, levels, aggregation), SelfConsistency(n=n).search(PROBLEM)
+    outcome, asked = drive(search, canned.step, lambda beam: pytest.fail("a score was asked"))
+    paths = [(k,) for k in range(n)]
+    assert generated(asked) == [paths] == [[beam.path for beam in outcome.beams]]
+    for beam, path in zip(outcome.beams, paths):
+        assert (beam.steps, beam.step_scores) == ((canned.text(path),), ())
+        assert (len(beam.token_ids), beam.finished) == (canned.tokens(path), canned.finished(path))
+
+
 def test_self_consistency_asks_no_score_and_poses_the_problem_in_its_words(fake_engine):
     """n samples, no PRM request, the answer of most; examples before, instruction after it."""
     answers = {(0,): 7, (1,): 3, (2,): 3}

@@ -520,7 +520,7 @@ UNCAPPED_SETTING = settings.setting_of(None, "first_come", None, NONE)
 def optimisation_rows(study: Study) -> pd.DataFrame:
     """Rows of plots.optimisation.
 
-    tokens_per_s: its interval is that of its ratio to the elastic policy at this budget, on the
+    tokens_per_s: its interval is that of its ratio to the best static split at this budget, on the
     same problems; same: part of the nodes that are the uncapped search's; recomputed: tokens
     computed again for want of memory; held, active, target: bytes of KV over time.
     """
@@ -530,14 +530,14 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
     if answered:  # a replay has neither nodes nor answers of its own
         differing = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in done])
     again = [f"{e}_recomputed_tokens_{why}" for e in ENGINES for why in ("evicted", "preempted")]
+    best = {budget: best_static(study, budget) for budget in runs["budget"].unique()}
     rows: list[Row] = []
     for setting in done:
         own, its = runs[runs["setting"] == setting], problems[problems["setting"] == setting]
         cells = {str(name): own.iloc[0][name] for name in PARTS_OF_SETTING}
-        elastic = settings.setting_of(cells["budget"], settings.ELASTIC, None, NONE)
         rate: Row = {"value": speed_of(study, setting), "low": float("nan"), "high": float("nan")}
-        if study.has(elastic):
-            ratio = speed_up(study, elastic, setting)
+        if static := best[cells["budget"]]:
+            ratio = speed_up(study, static, setting)
             rate = {name: v * rate["value"] / ratio.estimate for name, v in ratio.cells.items()}
         found = {"tokens_per_s": rate}
         if answered:
@@ -601,14 +601,12 @@ def bound_tokens_per_s(runs: pd.DataFrame) -> float:
 
 
 def _memory_rows(study: Study, done: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """Memory over time at the smallest budget, of the static share nearest the thesis's and of the
-    elastic policy: of each stretch of an engine's steps the one that holds most.
+    """Memory over time at the smallest budget under the elastic policy: of each stretch of an
+    engine's steps the one that holds most.
     """
     runs = study.runs[study.runs["setting"].isin(done) & (study.runs["technique"] == NONE)]
     runs = runs[(runs["budget"] == runs["budget"].min()) & (runs["seed"] == runs["seed"].min())]
-    far = (runs["kv_share"] - settings.THESIS_SHARE).abs().dropna().sort_values()
-    drawn = pd.concat([runs[runs["policy"] == settings.ELASTIC], runs.loc[far.index[:1]]])
-    for run in drawn.to_dict("records"):
+    for run in runs[runs["policy"] == settings.ELASTIC].to_dict("records"):
         steps = study.table("steps", runs=runs[runs["run_id"] == run["run_id"]])
         for engine, own in steps.groupby("engine"):
             own = own.assign(held=own["blocks_active"] + own["blocks_cached"])

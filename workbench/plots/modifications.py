@@ -5,7 +5,7 @@ split, techniques alone and together, and memory over time.
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -232,145 +232,144 @@ def _plateaus(fig: go.Figure, rows: pd.DataFrame) -> None:
 
 # -- policies and techniques for two models in one memory --
 
-STATIC, NONE, ALL = "static", "none", "all"
+STATIC, ELASTIC, NONE, ALL = "static", "marginal_value", "none", "all"
 POLICIES = {
-    "static": Style("static split", theme.BLACK),
-    "first_come": Style("first come", theme.ORANGE, "dot"),
-    "phase_aware": Style("phase-aware", theme.PURPLE, "dashdot"),
-    "marginal_value": Style("marginal value", theme.GREEN, "dash"),
+    STATIC: "static",
+    "first_come": "first come",
+    "phase_aware": "phase-aware",
+    ELASTIC: "marginal value",
 }
-EVERYTHING = Style("marginal value, all techniques", theme.VERMILION, "longdash")
 TECHNIQUES = {
-    "none": Style("none", theme.BLACK),
-    "partial_blocks": Style("partial blocks", theme.SKY, "dash", "square"),
-    "forget_pruned": Style("pruned forgotten", theme.GREY, "dash", "triangle-down"),
-    "adaptive": Style("adaptive batching", theme.PURPLE, "dot", "cross"),
-    "prefix_order": Style("prefix-aware order", theme.ORANGE, "dot", "diamond"),
-    "all": Style("all techniques", theme.VERMILION, "solid", "hexagon"),
+    NONE: "none",
+    "partial_blocks": "partial blocks",
+    "forget_pruned": "pruned forgotten",
+    "adaptive": "adaptive batching",
+    "prefix_order": "prefix-aware order",
+    ALL: "all techniques",
 }
-SHARE_AXIS = "LLM share of KV"
+BUDGETS = {"circle": theme.VERMILION, "square": theme.BLUE, "diamond": theme.GREEN}
 MIB = 2**20
-_PANELS_PX = 560
-_ROWS = ((1.0, 0.75), (0.58, 0.37), (0.2, 0.0))
-"""Head and foot of each row of panels; its legend stands above, its axis title below."""
+_LINE_PX, _MEMORY_PX, _BETWEEN_PX = 19, 120, 92
 _POLICIES_CAPTION = (
-    "Top: generated tokens/s over the LLM's share of the KV where the split is static; horizontal "
-    "lines: policies that need no share; crosses: shares that leave a model less than one request. "
-    "W is the LLM's peak of KV plus the PRM's with memory uncapped, which need not fall together. "
-    "Middle, at the smallest budget: each technique alone, and all that are drawn together: tokens "
-    "that both models computed again because memory was short (exact), and throughput. Bottom: "
-    "what each model holds (line), uses (area) and should come to (thin) in one search. Bars: 95 % "
-    "intervals of the ratio to marginal value's on the same problems."
+    "Left: generated tokens/s over those of the best static split of the same KV memory, with 95 % "
+    "intervals of that ratio on the same problems; no room: a model has less than one request. W "
+    "is the LLM's peak of KV plus the PRM's, memory uncapped, which need not fall together. Right: "
+    "tokens that both models computed again because memory was short (exact). Below: what each "
+    "model holds (line), uses (area) and should come to (dotted) in one search under marginal "
+    "value, at the smallest memory."
 )
 
 
 def optimisation(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
-    """Policies, techniques, memory over time; in words, accuracy and sameness of the settings.
+    """Every policy and technique as times the best static split's tokens/s, beside it what was
+    computed again, and memory over time below; in words, accuracy and sameness of the settings.
 
     rows: metric, setting, budget, policy, kv_share, technique, value, low, high, model, second;
-    metrics tokens_per_s, accuracy, same, recomputed, infeasible, held, active, target.
+    metrics tokens_per_s, accuracy, same, recomputed, infeasible, held, active, target. Drawn are at
+    most three budgets, the smallest.
     """
     rows = rows[rows["technique"].isin(list(TECHNIQUES))]
-    budgets = sorted(rows["budget"].dropna().unique())[:3]
-    width = 6 // len(budgets)
-    first = [cell for _ in budgets for cell in ({"colspan": width}, *[None] * (width - 1))]
-    halves = [{"colspan": 3}, None, None] * 2
-    fig = make_subplots(3, 6, specs=[first, halves, halves], horizontal_spacing=0.13,
-                        subplot_titles=[f"{budget:g} W" for budget in budgets])  # fmt: skip
-    for number, budget in enumerate(budgets):
-        _policies(fig, rows[rows["budget"] == budget], 1 + number * width, shown=not number)
-    fig.update_yaxes(title_text="tokens/s", row=1, col=1)
-    _techniques(fig, rows[rows["budget"] == budgets[0]])
+    lines = _lines(rows)
+    rows = rows.assign(place=rows["setting"].str.partition("/")[2].map(dict(zip(lines, count()))))
+    panels = _LINE_PX * len(lines) + _BETWEEN_PX + _MEMORY_PX
+    fig = make_subplots(2, 2, specs=[[{}, {}], [{"colspan": 2}, None]], shared_yaxes=True,
+                        column_widths=[0.6, 0.4], horizontal_spacing=0.04)  # fmt: skip
+    budgets = sorted(rows["budget"].dropna().unique())[: len(BUDGETS)]
+    for number, (budget, look) in enumerate(zip(budgets, BUDGETS.items())):
+        shift = 0.25 * (number - (len(budgets) - 1) / 2)
+        own = rows[(rows["budget"] == budget) & rows["place"].notna()]
+        _points(fig, own.assign(place=own["place"] + shift), *look, f"{budget:g} W")
+    bad = rows[(rows["metric"] == "infeasible") & (rows["technique"] == NONE)]
+    for place, own in bad.groupby("place"):
+        text = f" no room at {', '.join(own['budget'].map('{:g}'.format))} W"
+        say(fig, text, 0, place, yanchor="middle", font_size=11, row=1, col=1)
+    fig.add_vline(1, line={"color": theme.GREY, "dash": "dot", "width": 1}, row=1, col=1)
+    ticks = {"tickvals": list(range(len(lines))), "range": [len(lines) - 0.5, -0.5]}
+    fig.update_yaxes(**ticks, domain=[1 - _LINE_PX * len(lines) / panels, 1], row=1)
+    fig.update_yaxes(ticktext=list(lines.values()), row=1, col=1)
+    for column, text in enumerate(("tokens/s, times the best static", "tokens computed again"), 1):
+        title = {"text": text, "standoff": 4}
+        fig.update_xaxes(title=title, rangemode="tozero", nticks=6, row=1, col=column)
     _memory(fig, rows)
-    for row, (head, foot) in enumerate(_ROWS, start=1):
-        fig.update_yaxes(domain=[foot, head], row=row)
-        if row > 1:  # of the first, `finish` places it
-            legend_at(fig, f"legend{row}", head + 6 / _PANELS_PX)
-    fig.update_annotations(y=1, font={"size": 13})
-    lines = theme.wrapped(_sameness(rows), 88)
-    for line, text in enumerate(lines):
+    fig.update_yaxes(domain=[0, _MEMORY_PX / panels], row=2)
+    legend_at(fig, "legend2", _MEMORY_PX / panels + 6 / panels)
+    for line, text in enumerate(words := theme.wrapped(_sameness(rows), 88)):
         say(fig, text, 0, 0, yanchor="top", yshift=-46 - 16 * line)
-    room = {"top": 128, "bottom": 48 + 18 * len(lines), "legend": 24}
-    return finish(fig, "Two models, one memory", _POLICIES_CAPTION, provenance, _PANELS_PX, **room)
+    room = {"top": 66, "bottom": 48 + 18 * len(words), "left": 206}
+    return finish(fig, "Two models, one memory", _POLICIES_CAPTION, provenance, panels, **room)
 
 
-def _policies(fig: go.Figure, rows: pd.DataFrame, column: int, shown: bool) -> None:
-    """Throughput over the static share; the other policies across the panel."""
-    place = {"row": 1, "col": column}
-    speed = rows[rows["metric"] == "tokens_per_s"]
-    plain = speed[speed["technique"] == NONE]
-    static = plain[plain["policy"] == STATIC].sort_values("kv_share")
-    hover = "share %{x:.2f}: %{y:,.0f} tokens/s"
-    look = {"legend": "legend", "showlegend": shown, "marker_size": 7}
-    series(fig, static, "kv_share", POLICIES[STATIC], hover, **place, **look)
-    ends = [float(rows["kv_share"].min()) - 0.03, float(rows["kv_share"].max()) + 0.03]
-    across = [(style, plain[plain["policy"] == name]) for name, style in POLICIES.items()][1:]
-    everything = speed[(speed["technique"] == ALL) & (speed["policy"] != STATIC)]
-    for style, own in (*across, (EVERYTHING, everything)):
-        for rate in own["value"].head(1):  # it needs no share: a horizontal line
-            level = pd.DataFrame({"kv_share": ends, "value": rate})
-            across_it = look | {"mode": "lines", "line_width": 2.5}
-            series(fig, level, "kv_share", style, f"{rate:,.0f} tokens/s", **place, **across_it)
-    bad = rows[(rows["metric"] == "infeasible") & (rows["technique"] == NONE)].assign(value=0.0)
-    if len(bad):
-        hover = "share %{x:.2f}: less than one request"
-        cross, look = Style("infeasible", theme.GREY, symbol="x"), look | {"marker_size": 9}
-        series(fig, bad, "kv_share", cross, hover, **place, **look, mode="markers")
-    fig.update_xaxes(title={"text": SHARE_AXIS, "standoff": 4}, range=ends, **place)
-    fig.update_yaxes(rangemode="tozero", **place)
+def _lines(rows: pd.DataFrame) -> dict[str, str]:
+    """What is drawn as a line, without its budget, and its label: static shares, policies, each
+    technique at the static share nearest the thesis's, all of them under the elastic policy.
+    """
+    known = rows[rows["metric"].isin(["tokens_per_s", "infeasible"])].drop_duplicates("setting")
+    known = known.assign(
+        key=known["setting"].str.partition("/")[2],
+        policy=pd.Categorical(known["policy"], list(POLICIES)),
+        technique=pd.Categorical(known["technique"], list(TECHNIQUES)),
+    ).drop_duplicates("key")
+    extra, static = known["technique"] != NONE, known["policy"] == STATIC
+    shares = known.loc[extra & static, "kv_share"]
+    near = min(shares, key=lambda share: abs(share - 0.3), default=None)
+    known = known.assign(extra=extra)[~extra | ~static | (known["kv_share"] == near)]
+    known = known.sort_values(["extra", "policy", "kv_share", "technique"])
+
+    def label(row: Any) -> str:
+        name = POLICIES[row.policy] + (f" {row.kv_share:g}" if row.policy == STATIC else "")
+        return name if row.technique == NONE else f"{name} + {TECHNIQUES[row.technique]}"
+
+    return {f"{row.key}": label(row) for row in known.itertuples()}
 
 
-def _techniques(fig: go.Figure, rows: pd.DataFrame) -> None:
-    """A line for each technique over the static shares: what it computes again, and how fast."""
-    static = rows[rows["policy"] == STATIC].sort_values("kv_share")
-    panels = {"recomputed": (1, "recomputed"), "tokens_per_s": (4, "tokens/s")}
-    for metric, (column, label) in panels.items():
-        found = static[static["metric"] == metric].drop(columns=["low", "high"])
-        place, hover = {"row": 2, "col": column}, f"share %{{x:.2f}}: %{{y:,.0f}} {label}"
-        look = {"legend": "legend2", "marker_size": 7, "showlegend": metric == "recomputed"}
-        for technique, style in TECHNIQUES.items():
-            own = found[found["technique"] == technique]
-            if len(own):
-                series(fig, own, "kv_share", style, hover, **place, **look)
-        title = {"text": SHARE_AXIS, "standoff": 4}
-        fig.update_xaxes(title=title, tickvals=sorted(set(found["kv_share"])), **place)
-        fig.update_yaxes(title={"text": label, "standoff": 3}, rangemode="tozero", **place)
+def _points(fig: go.Figure, rows: pd.DataFrame, symbol: str, colour: str, name: str) -> None:
+    """One budget: ratios to its best static split left, tokens computed again right."""
+    speed, again = (rows[rows["metric"] == each] for each in ("tokens_per_s", "recomputed"))
+    static = speed[(speed["policy"] == STATIC) & (speed["technique"] == NONE)]
+    best = static["value"].max()  # of no feasible share: no ratio
+    ratio = speed.assign(**{each: speed[each] / best for each in ("value", "low", "high")})
+    for column, (own, hover) in enumerate(((ratio, "×%{x:.2f}"), (again, "%{x:,.0f} tokens")), 1):
+        points = go.Scatter(
+            x=own["value"],
+            y=own["place"],
+            error_x=theme.interval(own, colour) if column == 1 else None,
+            mode="markers",
+            marker={"symbol": symbol, "size": 8, "color": colour},
+            name=name,
+            showlegend=column == 1,
+            hovertemplate=f"{hover}<extra>{name}</extra>",
+        )
+        fig.add_trace(points, row=1, col=column)
 
 
 def _memory(fig: go.Figure, rows: pd.DataFrame) -> None:
-    """What both models hold, use and should come to; the thesis's split left, elastic right."""
-    held = rows[rows["metric"].isin(["held", "active", "target"])].sort_values("second")
-    policies = [name for name in (STATIC, "marginal_value") if name in set(held["policy"])]
+    """What both models hold, use and should come to under the elastic policy."""
+    held = rows[rows["policy"] == ELASTIC].sort_values("second")
     looks: dict[str, tuple[str, dict[str, Any]]] = {
         "active": ("in use", {"width": 0}),
         "held": ("held", {"width": 2}),
-        "target": ("target", {"width": 1, "dash": "dot"}),
+        "target": ("targets (dotted)", {"width": 1, "dash": "dot"}),
     }
-    for policy in policies:
-        own, at = held[held["policy"] == policy], {"row": 3, "col": 1 if policy == STATIC else 4}
-        share = own["kv_share"].iloc[0]
-        named = f"static {share:g}" if policy == STATIC else POLICIES[policy].label
-        for model, (metric, (label, look)) in product(reversed(MODELS), looks.items()):
-            style = MODELS[model]  # the smaller area in front
-            drawn = own[(own["model"] == model) & (own["metric"] == metric)]
-            trace = go.Scatter(
-                x=drawn["second"],
-                y=drawn["value"] / MIB,
-                mode="lines",
-                line={"color": style.soft if metric == "active" else style.colour, **look},
-                fill="tozeroy" if metric == "active" else None,
-                fillcolor=style.soft,
-                opacity=0.8,
-                name=f"{style.label} {label}",
-                legend="legend3",
-                showlegend=policy == policies[0],
-                hovertemplate="%{x:.1f} s: %{y:.2f} MiB",
-            )
-            fig.add_trace(trace, **at)
-        title = {"text": f"seconds of a search, {named}", "standoff": 4}
-        fig.update_xaxes(title=title, **at)
-        fig.update_yaxes(range=[0, 1.05 * float(held["value"].max()) / MIB], **at)
-    fig.update_yaxes(title_text="KV, MiB", row=3, col=1)
+    for model, (metric, (label, look)) in product(reversed(MODELS), looks.items()):
+        style = MODELS[model]  # the smaller area in front
+        drawn = held[(held["model"] == model) & (held["metric"] == metric)]
+        trace = go.Scatter(
+            x=drawn["second"],
+            y=drawn["value"] / MIB,
+            mode="lines",
+            line={"color": style.soft if metric == "active" else style.colour, **look},
+            fill="tozeroy" if metric == "active" else None,
+            fillcolor=style.soft,
+            opacity=0.8,
+            name=label if metric == "target" else f"{style.label} {label}",
+            showlegend=metric != "target" or model == "llm",
+            legend="legend2",
+            hovertemplate="%{x:.1f} s: %{y:.2f} MiB",
+        )
+        fig.add_trace(trace, row=2, col=1)
+    title = {"text": "seconds of a search, marginal value", "standoff": 4}
+    fig.update_xaxes(title=title, row=2, col=1)
+    fig.update_yaxes(title_text="KV, MiB", rangemode="tozero", row=2, col=1)
 
 
 def _sameness(rows: pd.DataFrame) -> str:

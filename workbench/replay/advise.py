@@ -93,8 +93,11 @@ class Question:
 
     def __post_init__(self) -> None:
         check(self)
-        beams = self.n * self.in_flight
-        if beams > MOST_BEAMS:
+        if not self.critiques and self.critique_tokens != Critiques().tokens:
+            raise ConfigError(
+                f"critique_tokens is {self.critique_tokens}; allowed: with critiques."
+            )
+        if (beams := self.n * self.in_flight) > MOST_BEAMS:
             raise ConfigError(
                 f"n = {self.n} with {self.in_flight} problems in flight are {beams:,} beams; "
                 f"allowed: at most {MOST_BEAMS:,}. Give less of either."
