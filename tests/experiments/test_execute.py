@@ -23,6 +23,7 @@ from workbench.experiments.study import (
     run_sweep,
     working_set_of,
 )
+from workbench.models.registry import find_model, load_tokenizer
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
 from workbench.replay.what_if import what_if
@@ -255,6 +256,26 @@ def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(root) ->
         tight, roomy = (setting_of(budget, policy, share, "none") for budget in (2.0, 4.0))
         assert speed[tight] <= speed[roomy] * 1.001
     assert not set(rows["metric"]) & {"same", "accuracy"}, "a replay samples and answers nothing"
+
+
+def test_the_thesis_profile_is_carried_out_on_a_pair_that_is_here(tmp_path) -> None:
+    """Its prompt, RLHFlow's form and activations in the total, for three MATH-500 problems: all of
+    it but the models' size, the device and the depth.
+    """
+    here = {"llm": "tiny-solver", "prm": "dummy:tiny-prm", "device": "cpu", "dtype": "auto"}
+    here |= {"total_memory": "1GiB", "problems": "tests/data/math500_sample.json"}
+    here |= {"num_problems": 3, "seeds": (0,), "shares": (0.3,), "max_model_len": 2048}
+    config = sweep_config("thesis", **here, n=4, max_depth=2, max_step_tokens=32)
+    study = run_sweep(config, tmp_path, progress=False)
+    (run,) = study.runs.to_dict("records")
+    assert run["prm_format"] == "rlhflow"
+    for role in ("llm", "prm"):
+        parts = (run[f"{role}_{part}_bytes"] for part in ("weights", "activations", "kv"))
+        assert sum(parts) == run[f"{role}_bytes"]
+    asked = study.table("requests").groupby("engine")["prompt_tokens"].min()
+    prompt = load_tokenizer(find_model("tiny-solver")).encode(config.system_prompt)
+    assert asked["llm"] > len(prompt) > 100
+    assert study.table("problems")["prm_tokens_computed"].min() > 0
 
 
 def test_the_smallest_profile_leaves_a_model_short_of_room_at_either_end_and_none_at_0_3() -> None:
