@@ -248,7 +248,7 @@ def ablation_numbers(drawn: Drawn) -> Named:
     return found | {
         "helping": judged.listed([settings.MODIFICATIONS[key].said for key in gains], ""),
         "ablationProblems": f"{told['plan']['num_problems']}",
-        "ablationSeeds": counted(told["plan"]["num_seeds"], "seed"),
+        "ablationSeeds": counted(len(told["seeds"][: told["plan"]["num_seeds"]]), "seed"),
         "farTried": f"{len(tried[1])} of the {len(tried[0])}, all but {judged.listed(left, '')},",
         "farAblationProblems": drawn.said("modifications", OF_REPLAY),
         "ablationInFlight": f"{told['min_problem_batch']}",
@@ -294,9 +294,10 @@ def policy_numbers(drawn: Drawn) -> Named:
     parts = drawn.rows("memory_parts").query("how == 'measured' and part == 'kv'")
     held, size = _at_thesis(parts)["bytes"].sum(), drawn.said("optimisation", r"W = ([\d.]+ \w+)")
     same = rows.loc[rows["metric"] == "same", "value"] == 1
-    plan = drawn.parameters("optimisation")["plan"]
+    plan, seeds = (drawn.parameters("optimisation")[name] for name in ("plan", "seeds"))
+    counts = f"{plan['num_problems']} problems", counted(len(seeds[: plan["num_seeds"]]), "seed")
     return found | {
-        "policySearch": f"{plan['num_problems']} problems, {counted(plan['num_seeds'], 'seed')}",
+        "policySearch": ", ".join(counts),
         "farPolicySearch": drawn.said("optimisation_replayed", OF_REPLAY),
         "tried": judged.listed(shares.index, "g"),
         "bestTried": f"{shares.idxmax():g}{edge}",

@@ -279,14 +279,13 @@ def optimisation(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         shift = 0.25 * (number - (len(budgets) - 1) / 2)
         own = rows[(rows["budget"] == budget) & rows["place"].notna()]
         _points(fig, own.assign(place=own["place"] + shift), *look, f"{budget:g} W")
-    bad = rows[(rows["metric"] == "infeasible") & (rows["technique"] == NONE)]
-    for place, own in bad.groupby("place"):
+    for place, own in rows.query("metric == 'infeasible' and technique == 'none'").groupby("place"):
         text = f" no room at {', '.join(own['budget'].map('{:g}'.format))} W"
         say(fig, text, 0, place, yanchor="middle", font_size=11, row=1, col=1)
     fig.add_vline(1, line={"color": theme.GREY, "dash": "dot", "width": 1}, row=1, col=1)
-    ticks = {"tickvals": list(range(len(lines))), "range": [len(lines) - 0.5, -0.5]}
-    fig.update_yaxes(**ticks, domain=[1 - _LINE_PX * len(lines) / panels, 1], row=1)
-    fig.update_yaxes(ticktext=list(lines.values()), row=1, col=1)
+    ticks = {"tickvals": list(range(len(lines))), "ticktext": list(lines.values())}
+    reach, ground = [len(lines) - 0.5, -0.5], 1 - _LINE_PX * len(lines) / panels
+    fig.update_yaxes(**ticks, range=reach, domain=[ground, 1], row=1)
     for column, text in enumerate(("tokens/s, times the best static", "tokens computed again"), 1):
         title = {"text": text, "standoff": 4}
         fig.update_xaxes(title=title, rangemode="tozero", nticks=6, row=1, col=column)
