@@ -147,6 +147,17 @@ def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_pa
     assert named["bestTried"].endswith("; 0.9 leaves a model less than one request")
 
 
+def test_the_headline_gain_of_the_record_is_within_the_figures_interval() -> None:
+    """The same ratio, of other problems and seeds: all techniques over a static 0.3, at 0.5 W."""
+    record = json.loads((REPORTS / "bench" / "memory.json").read_text())
+    (row,) = (row for row in record["rows"] if row["name"] == "all_vs_baseline@0.5W")
+    rows = pd.read_parquet(FOLDER / "optimisation.parquet").query("metric == 'tokens_per_s'")
+    settings = rows.set_index("setting")
+    every, base = (settings.loc[f"0.5W/{n}"] for n in ("marginal_value/all", "static_0.3/none"))
+    ends = every["low"] / base["high"], every["high"] / base["low"]
+    assert ends[0] < row["spread"][0] < row["ratio"] < row["spread"][1] < ends[1]
+
+
 def test_a_verdict_names_the_pairs_it_is_of() -> None:
     """Guards a caption of three panels that gives the verdict of one."""
     first = judged.Claim("C5", "", judged.HOLDS, "1.0", "")

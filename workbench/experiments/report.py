@@ -295,9 +295,9 @@ def policy_numbers(drawn: Drawn) -> Named:
     held, size = _at_thesis(parts)["bytes"].sum(), drawn.said("optimisation", r"W = ([\d.]+ \w+)")
     same = rows.loc[rows["metric"] == "same", "value"] == 1
     plan, seeds = (drawn.parameters("optimisation")[name] for name in ("plan", "seeds"))
-    counts = f"{plan['num_problems']} problems", counted(len(seeds[: plan["num_seeds"]]), "seed")
+    ran = judged.listed(seeds[: plan["num_seeds"]], "g")
     return found | {
-        "policySearch": ", ".join(counts),
+        "policySearch": f"{plan['num_problems']} problems, seed{'s' * (' ' in ran)} {ran}",
         "farPolicySearch": drawn.said("optimisation_replayed", OF_REPLAY),
         "tried": judged.listed(shares.index, "g"),
         "bestTried": f"{shares.idxmax():g}{edge}",
