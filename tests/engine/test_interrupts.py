@@ -31,11 +31,19 @@ FILES = tuple(
     f"workbench/{name}.py"
     for name in (
         *("engine/engine", "engine/scheduler", "engine/static_batch", "engine/executor"),
-        *("kvcache/manager", "kvcache/pool", "kvcache/arena", "kvcache/storage"),
+        *("engine/requests", "engine/sampling"),
+        *(
+            "kvcache/manager",
+            "kvcache/pool",
+            "kvcache/arena",
+            "kvcache/storage",
+            "kvcache/policies",
+        ),
     )
 )
 SEARCH = tuple(
-    f"workbench/{name}.py" for name in ("search/search", "search/rounds", "search/prm", "trace")
+    f"workbench/{name}.py"
+    for name in ("search/search", "search/rounds", "search/strategies", "search/prm", "trace")
 )
 ENDED = (
     *("return outputs", "return sequence", "try:", "except BaseException:", "raise"),
