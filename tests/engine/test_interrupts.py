@@ -31,14 +31,8 @@ FILES = tuple(
     f"workbench/{name}.py"
     for name in (
         *("engine/engine", "engine/scheduler", "engine/static_batch", "engine/executor"),
-        *("engine/requests", "engine/sampling"),
-        *(
-            "kvcache/manager",
-            "kvcache/pool",
-            "kvcache/arena",
-            "kvcache/storage",
-            "kvcache/policies",
-        ),
+        *("kvcache/manager", "kvcache/pool", "kvcache/arena", "kvcache/storage"),
+        *("engine/requests", "engine/sampling", "kvcache/policies"),
     )
 )
 SEARCH = tuple(

@@ -323,6 +323,12 @@ def test_intervals_that_overlap_are_inside_and_what_does_not_is_told_with_both(t
         assert f"  differs: measured tiny pair, share 0.5: {told}" in far
 
 
+def test_rates_of_policies_are_compared_as_times_the_best_static_split() -> None:
+    found = judged._intervals(FOLDER / "optimisation.parquet", "tokens_per_s", ("setting",))
+    (best,) = (own[:2] for (*_, name), own in found.items() if name == "0.5W/static_0.5/none")
+    assert best == (1, 1)
+
+
 def test_what_one_side_alone_has_is_told_and_not_skipped(tmp_path) -> None:
     here = split_folder(tmp_path / "here", shares=(0.2, 0.3, 0.4, 0.5))
     there = split_folder(tmp_path / "there", shares=(0.1, 0.2, 0.3, 0.5))

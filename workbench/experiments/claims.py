@@ -523,8 +523,8 @@ def _intervals(file: Path, metric: str | None, keys: tuple[str, ...]) -> Bounds:
     if metric == "tokens_per_s" and "ratio" in rows:
         columns = ["ratio", "ratio_low", "ratio_high"]
     elif metric == "tokens_per_s":
-        elastic = (rows["policy"] == settings.ELASTIC) & (rows["technique"] == settings.NONE)
-        rates = rows[elastic].set_index("budget")["value"]
+        static = (rows["policy"] == settings.STATIC) & (rows["technique"] == settings.NONE)
+        rates = rows[static].groupby("budget")["value"].max()
         rows[columns] = rows[columns].div(rows["budget"].map(rates), axis=0)
     found = Bounds()
     rows = rows.dropna(subset=columns[0]).round(9)  # sums in another order are equal
