@@ -14,6 +14,7 @@ from workbench import Engine, SamplingParams
 from workbench.errors import ConfigError
 from workbench.kernels.triton import INTERPRETED, TritonKernels
 from workbench.kernels.triton.attention import Tiles
+from workbench.kernels.triton.graphs import RecordedWork
 
 LLAMA = CONFIG | {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 300}
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 300, "n_layer": 2, "n_head": 4}
@@ -75,7 +76,8 @@ def test_all_sizes_are_captured_when_the_engine_is_made(model, monkeypatch) -> N
 
     ours: list[TritonKernels] = []
     interpret(monkeypatch, ours.append)
-    monkeypatch.setattr("workbench.kernels.triton.as_it_is", capture)
+    made = "workbench.kernels.triton.RecordedWork"
+    monkeypatch.setattr(made, lambda kernels, work, _: RecordedWork(kernels, work, capture))
     small = Tiles(queries=16, tile=16, span=16)
     monkeypatch.setattr("workbench.kernels.triton.attention.FULL_PRECISION", small)
     recorded = engine(model, max_model_len=64)

@@ -1,5 +1,9 @@
 """The lists that attention is launched over: every row and position once, shared spans shared."""
 
+from functools import partial
+from unittest.mock import Mock
+
+import numpy as np
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
@@ -10,7 +14,13 @@ from hypothesis import strategies as st
 
 from tests.kernels.synthetic import context_of
 from workbench.kernels.triton.attention import Shape, Tiles
-from workbench.kernels.triton.graphs import StepWork, plan_work, shared_spans
+from workbench.kernels.triton.graphs import (
+    DecodeLists,
+    StepWork,
+    padded,
+    plan_work,
+    shared_spans,
+)
 
 TILES = Tiles(queries=16, tile=16, span=16)
 BLOCK = 8
@@ -70,6 +80,50 @@ def test_siblings_share_what_their_tables_share() -> None:
         [3, 1, 3, 16, 30],
     ]
     assert len(work.prefill) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    changes=st.lists(
+        st.none() | st.tuples(*[st.integers(0, 3)] * 2, st.integers(0, 99), st.integers(0, 12)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_lists_of_steps_in_a_row_are_those_of_each_alone(changes) -> None:
+    """Contexts grow by a position; now and then one is replaced by a branch of another, or none."""
+    shape, lengths = Shape(1, 2, 16, BLOCK), [30, 17, 3, 40]
+    context = context_of([(length - 1, 1) for length in lengths], np.zeros((4, 13), np.int64))
+    context.block_offsets[:] = np.arange(52).reshape(4, 13)
+    plan = Mock(side_effect=partial(plan_work, tiles=TILES))
+    lists = DecodeLists(plan, TILES.span)
+    for number, change in enumerate(changes):
+        context.context_len[:] += context.context_len > 0
+        if change is not None:
+            row, parent, length, shared = change
+            context.context_len[row] = length
+            own = 1000 * (number + 1) + np.arange(13)
+            own[:shared] = context.block_offsets[parent, :shared]
+            context.block_offsets[row] = own
+        np.minimum(context.context_len, 13 * BLOCK, out=context.context_len)
+        context.positions[:] = context.context_len - 1
+        found, calls = lists.of(context, shape), plan.call_count
+        alone = padded(plan_work(context, shape, TILES), found.spans)
+        for name in ("decoded", "members", "slots"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))
+        again = lists.of(context, shape)
+        assert again is found and plan.call_count == calls
+
+
+def test_a_position_more_needs_no_new_lists() -> None:
+    context = context_of([(20, 1), (33, 1)], [[0, 8, 16], [24, 32, 40, 48, 56]])
+    plan = Mock(side_effect=partial(plan_work, tiles=TILES))
+    lists = DecodeLists(plan, TILES.span)
+    for _ in range(6):
+        ends = lists.of(context, Shape(1, 2, 16, BLOCK)).decoded[:, 4]
+        assert set(context.context_len) <= set(ends.tolist())
+        context.context_len[:] += 1
+    assert plan.call_count == 1
 
 
 def test_long_prefills_come_first() -> None:

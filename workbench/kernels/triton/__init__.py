@@ -42,7 +42,6 @@ from workbench.kernels.triton.graphs import (
     GraphCapture,
     RecordedWork,
     StepWork,
-    as_it_is,
     at_least,
     place,
     plan_work,
@@ -62,8 +61,7 @@ class TritonKernels(Kernels):
 
     batch_invariant: products in fixed tiles. share: what siblings have in common is worked on once.
     Blocks keep a key's dimensions side by side: a new key is then one piece to write, and keys are
-    loaded 16 bytes at a time, where a decode over the transpose compiles, for Hopper, to loads of
-    two bytes.
+    loaded 16 bytes at a time; of the transpose, for Hopper, two.
     """
 
     name = "triton"
@@ -84,7 +82,7 @@ class TritonKernels(Kernels):
         self.tiles = tiles or (attention.FULL_PRECISION if full else half)
         self.products = products.FULL_PRECISION if full else FixedTiles()
         self.held: tuple[ForwardContext, Shape, DeviceWork] | None = None
-        self._capture: Capture = GraphCapture(device) if device.type == "cuda" else as_it_is
+        self._capture: Capture = GraphCapture(device) if device.type == "cuda" else lambda w: w
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Dense:
         """Each output's weights side by side, as files have them; quantised parts dequantised."""
@@ -109,6 +107,9 @@ class TritonKernels(Kernels):
         size = matrix.shape[1]
         grid = (len(x), triton.cdiv(size, rows.OUTPUTS.value))
         rows.gate[grid](x @ matrix.weight, out, out.stride(0), size)
+
+    def columns(self, matrix: Dense, numbers: torch.Tensor, out: torch.Tensor) -> None:
+        torch.index_select(matrix.weight.t(), 0, numbers, out=out)
 
     def selected_logits(
         self,
@@ -235,7 +236,6 @@ def require_served(
             f"Triton kernels on a GPU of compute capability {found}; they need 8.0 (Ampere) or "
             "later."
         )
-
     if head_dim is not None and head_dim not in HEAD_DIMS:
         raise ConfigError(
             f"head_dim={head_dim}; the Triton kernels take multiples of {HEAD_DIMS.step} "

@@ -16,8 +16,7 @@ Positions of decoded rows are cut into spans, a program each, joined afterwards 
 span that siblings share is worked on once for all of them (Hydragen, Juravsky et al. 2024). Of rows
 that are prefilled a program takes a tile of one sequence's rows and all positions up to its last.
 Either sums a row span by span in tiles of the same sizes, so its bits depend on nothing but its own
-keys (of INVARIANT tiles; else few queries take other instructions of the tensor cores than many, by
-fewer warps, and some sums differ in the last bit). Pointers:
+keys (of INVARIANT tiles; else few queries take other instructions than many, by fewer warps).
 
     items int64 [P, 5]: first member or row, how many, sequence, begin, end of positions (graphs.py)
     members int64: slots, run after run; slots int64: decoded rows of the batch
@@ -48,9 +47,8 @@ HEADS = tl.constexpr(4)  # that one program of `join` takes
 class Tiles(NamedTuple):
     """How attention is cut up: powers of two from 16 on, a span no shorter than a tile.
 
-    They are part of the arithmetic, so they are written down and not timed anew in every process,
-    as `triton.autotune` would; those of half precision were timed on an H100. span: positions that
-    one program of a decode sums up, and the unit in which shared prefixes are shared.
+    They are part of the arithmetic, so not timed anew in every process; those of half precision
+    were timed on an H100. span: positions of one program of a decode, and the unit of sharing.
     """
 
     queries: int = 64  # of a program that prefills

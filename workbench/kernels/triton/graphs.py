@@ -2,22 +2,18 @@
 
 Lists are made on the host, once for all layers. A sequence with few new rows is *decoded*: its
 positions are cut into spans of a constant length, one program each, joined afterwards; the others
-are *prefilled*, one program for a tile of rows. Spans that several decoded sequences have in
-common, block for block (siblings of a search), are worked on once for all of them:
+are *prefilled*, a tile of rows each. Spans that several have in common are worked on once for all:
 
     prefill  [P, 5]: first row, rows, sequence, begin (0), end         positions 0 .. end - 1
     decoded  [Q, 5]: first member, members, sequence, begin, end       a span, shared ones first;
                      `sequence` is one of those that share it, for its table
     members: slots, run after run; slots: the decoded rows of the batch
 
-On the device lists and context are one tensor, copied at once, without waiting. Room for as many
-spans a row as a size has (`padded`) lets other steps be put where the first one was, which is what
-a recorded launch reads: an item of no members is a program that ends at once. Sharing never makes
-lists longer, so it is no part of a size.
-
-A graph launches what was captured, over the same addresses: of ROW_SIZES numbers of rows and
-SPAN_SIZES numbers of spans each, the next larger ones, so a dozen graphs serve every decoding step.
-A size whose capture fails is launched one by one.
+On the device lists and context are one tensor, copied at once, without waiting. A graph launches
+what was captured, over the same addresses: of ROW_SIZES numbers of rows and SPAN_SIZES numbers of
+spans each, the next larger ones, so a dozen graphs serve every decoding step. Lists have room for
+as many spans a row as that (`padded`): an item of no members is a program that ends at once.
+Sharing never makes lists longer. A size whose capture fails is launched one by one.
 """
 
 from __future__ import annotations
@@ -110,16 +106,16 @@ def plan_work(context: ForwardContext, shape: Shape, tiles: Tiles, share: bool =
 def shared_spans(
     context: ForwardContext, sequences: Sequence[int], block_size: int, span: int
 ) -> list[tuple[list[int], int]]:
-    """(sequences, number of the span) for every whole span that several have in common.
-
-    In common are a span and all before it: a sequence's shared spans come first in it.
+    """(sequences, number of the span) for every whole span that several have in common, with all
+    before it: a sequence's shared spans come first in it.
     """
     blocks, lengths = span // block_size, context.context_len.tolist()
     found: list[tuple[list[int], int]] = []
     groups, number = [list(sequences)], 0
     while groups:
         alike: dict[tuple[int, bytes], list[int]] = defaultdict(list)
-        tables = _bytes(context.block_offsets[:, number * blocks : (number + 1) * blocks])
+        part = context.block_offsets[:, number * blocks : (number + 1) * blocks]
+        tables = [row.tobytes() for row in part]
         for g, members in enumerate(groups):
             for s in members:
                 if lengths[s] >= (number + 1) * span:
@@ -128,15 +124,6 @@ def shared_spans(
         found += [(members, number) for members in groups]
         number += 1
     return found
-
-
-def _bytes(table: Integers) -> list[bytes]:
-    """Each row, as something to compare and hash."""
-    size = table.shape[1] * table.itemsize
-    if size == 0:
-        return []
-    rows: list[bytes] = np.ascontiguousarray(table).view(f"V{size}").ravel().tolist()
-    return rows
 
 
 def _cut(first: Integers, last: Integers, size: int) -> tuple[Integers, Integers]:
@@ -202,16 +189,10 @@ def padded(work: StepWork, spans: int) -> StepWork:
     rows = len(work.slots)
     return replace(
         work,
-        decoded=_filled(work.decoded, rows * spans),
-        members=_filled(work.members, rows + rows * spans),
+        decoded=np.pad(work.decoded, ((0, rows * spans - len(work.decoded)), (0, 0))),
+        members=np.pad(work.members, (0, rows + rows * spans - len(work.members))),
         spans=spans,
     )
-
-
-def _filled(array: Integers, length: int) -> Integers:
-    room = np.zeros((length, *array.shape[1:]), np.int64)
-    room[: len(array)] = array
-    return room
 
 
 def _arrays(work: StepWork, context: ForwardContext) -> dict[str, Integers]:
@@ -230,9 +211,43 @@ def _staged(arrays: dict[str, Integers], device: torch.device) -> torch.Tensor:
     """All arrays in one host tensor, from which a GPU copies by itself."""
     sizes = _sizes(arrays)
     host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
-    for part, array in zip(host.split(sizes), arrays.values()):
-        part.numpy()[: array.size] = array.reshape(-1)
+    room, begin = host.numpy(), 0
+    for size, array in zip(sizes, arrays.values()):
+        room[begin : begin + array.size] = array.reshape(-1)
+        begin += size
     return host
+
+
+class DecodeLists:
+    """Padded lists of one decoding step after another, each of one row a sequence.
+
+    While no context begins or fills a span and the blocks of whole ones stay, all that changes is
+    where rows end; else lists are made anew.
+    """
+
+    def __init__(self, plan: Callable[[ForwardContext, Shape], StepWork], span: int) -> None:
+        self._plan, self._span = plan, span
+        self._last: tuple[StepWork, Integers, Integers, Integers, NDArray[np.bool_]] | None = None
+
+    def of(self, context: ForwardContext, shape: Shape) -> StepWork:
+        """Valid until the next call."""
+        span, ends = self._span, context.context_len.astype(np.int64)
+        counts = np.stack([-(-ends // span), ends // span])  # begun, whole
+        if self._last is not None:
+            lists, own, known, blocks, whole = self._last
+            now = context.block_offsets[:, : blocks.shape[1]]
+            if np.array_equal(counts, known) and not ((now != blocks) & whole).any():
+                np.minimum(own[:, 3] + span, ends[own[:, 2]], out=own[:, 4])
+                return lists
+        made, size = self._plan(context, shape), span // shape.block_size
+        most = context.block_offsets.shape[1] * shape.block_size
+        lists = padded(made, at_least(made.spans, sizes_up_to(-(-most // span), SPAN_SIZES)))
+        shared = int((made.decoded[:, 0] >= len(made.slots)).sum())
+        own = lists.decoded[shared : len(made.decoded)]  # a view: items of one row each
+        number = np.arange(counts[1].max(initial=0) * size)
+        blocks, whole = context.block_offsets[:, : len(number)], number < counts[1][:, None] * size
+        self._last = lists, own, counts, blocks.copy(), whole
+        return lists
 
 
 class RecordedWork:
@@ -241,6 +256,7 @@ class RecordedWork:
     def __init__(self, kernels: TritonKernels, work: Work, capture: Capture) -> None:
         self._kernels, self._work, self._capture = kernels, work, capture
         self._about: tuple[ForwardContext, Shape] | None = None
+        self._lists = DecodeLists(kernels.plan, kernels.tiles.span)
         self._recorded: dict[int, tuple[DeviceWork, Work]] = {}  # by spans a row
 
     def __call__(self) -> None:
@@ -253,12 +269,9 @@ class RecordedWork:
             self._about = self._kernels.held[:2]
         assert self._about is not None
         context, shape = self._about
-        lists = self._kernels.plan(context, shape)
-        span, most = self._kernels.tiles.span, context.block_offsets.shape[1] * shape.block_size
-        spans = at_least(lists.spans, sizes_up_to(-(-most // span), SPAN_SIZES))
-        lists = padded(lists, spans)
-        used = context.block_offsets[:, : spans * span // shape.block_size]
-        near = replace(context, block_offsets=used)
+        lists = self._lists.of(context, shape)
+        spans, width = lists.spans, lists.spans * self._kernels.tiles.span // shape.block_size
+        near = replace(context, block_offsets=context.block_offsets[:, :width])
         if spans in self._recorded:
             placed, again = self._recorded[spans]
             placed.refill(lists, near)
@@ -284,17 +297,11 @@ class RecordedWork:
             return self._work
 
 
-def as_it_is(work: Work) -> Work:
-    """The capture of a device that has no graphs."""
-    return work
-
-
 class GraphCapture:
     """Captures CUDA graphs that share one pool of memory: they never run at the same time.
 
-    The device is not waited for, as the context manager `torch.cuda.graph` would: that is an error
-    while another engine's thread captures. A pool whose last graph is gone takes no other, so the
-    first one, of next to nothing, is kept.
+    Unlike `torch.cuda.graph` it does not wait for the device, an error while another thread
+    captures. A pool whose last graph is gone takes no other: the first, of next to nothing, stays.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -2,8 +2,8 @@
 
 A row's sums are taken in chunks of inputs of a constant length, chunk by chunk; within a chunk
 tensor cores add up `step` inputs at a time. Of a small product every chunk has programs of its own,
-whose sums are then added in the same order, or most of the GPU would wait; of a large one a program
-takes all chunks. It is the same arithmetic: the number of rows decides only which is faster.
+whose sums are then added in the same order; of a large one a program takes all. It is the same
+arithmetic: the number of rows decides only which is faster.
 
     x [T, inputs] and out [T, outputs], each with its rows' stride in elements
     weight [outputs, inputs], of GATED both parts' outputs

@@ -1,11 +1,9 @@
 """Kernels that go row by row: norms, SwiGLU, rotation and storing, logits of columns, tokens.
 
 The first compute in float32 and round once; a row's result depends on no other row. Rows of a
-matrix are its stride in elements apart; SIZE: their length.
-
-Tokens are chosen where the logits are: only token ids leave the device. The vocabulary is cut into
-pieces of a constant length, a program each; what they find is put together in order by one program
-a row. The reference is `Kernels.choose`, and sums in float64 are added up in another order here.
+matrix are its stride in elements apart; SIZE: their length. Tokens are chosen where the logits are.
+The vocabulary is cut into pieces of a constant length, a program each; what they find is put
+together in order by one program a row. Sums in float64 have another order than `Kernels.choose`'s.
 
     logits [R, VOCAB], with its rows' stride in elements
     temperature float64 [R], 0: nothing is drawn; noise float64 [R] in [0, 1)
@@ -35,9 +33,7 @@ OUTPUTS = tl.constexpr(1024)  # of SwiGLU, by one program
 DIMENSIONS = tl.constexpr(512)  # of selected logits, summed up side by side
 BINS = tl.constexpr(2048)  # the last one: logits too small to be the cut
 FILLED = tl.constexpr(2048)  # logits that one program counts in bins
-RUNS = tl.constexpr(
-    128
-)  # parts of a piece: so many of its logits are not below each part's largest
+RUNS = tl.constexpr(128)  # parts of a piece: as many logits reach the least of their largest
 CHUNK = tl.constexpr(4096)  # logits that one program looks through at a time
 LISTED = tl.constexpr(1024)  # of the cut's bin, at a time
 ALL_ZERO = tl.constexpr(746.0)  # exp(-746) is 0 in float64
@@ -159,9 +155,8 @@ def selected_logits(
 ) -> None:  # fmt: skip
     """out [R, C] = hidden[rows] . weight[numbers]; grid: (R, C / COLUMNS rounded up); COUNT: C.
 
-    All that a process reward model is asked for: two columns of a vocabulary of 128,256 are read
-    where they lie. rows int64 [R]; numbers int64 [C]: rows of weight. Each of DIMENSIONS partial
-    sums adds every so manieth product in order; then they are added up.
+    rows int64 [R]; numbers int64 [C]: rows of weight, read where they lie. Each of DIMENSIONS
+    partial sums adds every so manieth product in order; then they are added up.
     """
     at = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -221,25 +216,25 @@ def weights_of(
     logits: tl.tensor, logits_stride: tl.tensor, temperature: tl.tensor, tops: tl.tensor,
     weights: tl.tensor, cut: tl.tuple, VOCAB: tl.constexpr,
 ) -> None:  # fmt: skip
-    """grid: (R, pieces)."""
+    """grid: (R, pieces). Nothing is written for a row of which nothing is drawn."""
     PIECES: tl.constexpr = triton.cdiv(VOCAB, PIECE)
     row = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
-    number = tl.arange(0, triton.next_power_of_2(PIECES))
-    there = number < PIECES
-    top = tl.max(tl.load(tops + row * PIECES + number, mask=there, other=float("-inf")), 0)
     heat = tl.load(temperature + row)
-    heat = tl.where(heat > 0.0, heat, 1.0)
-    token = piece * PIECE + tl.arange(0, PIECE)
-    source = logits + row * logits_stride + token
-    values = tl.load(source, mask=token < VOCAB, other=float("-inf"))
-    if cut is not None:
-        values = before_cut(values, token, row, cut)
-    distance = values.to(tl.float64) - top.to(tl.float64)
-    each = tl.where(token < VOCAB, tl.exp(distance / heat), 0.0)
-    if cut is not None:
-        each = tl.where(each >= tl.load(cut[0] + row * 3 + 2), each, 0.0)
-    tl.store(weights + row * PIECES + piece, tl.sum(each, 0))
+    if heat > 0.0:
+        number = tl.arange(0, triton.next_power_of_2(PIECES))
+        there = number < PIECES
+        top = tl.max(tl.load(tops + row * PIECES + number, mask=there, other=float("-inf")), 0)
+        token = piece * PIECE + tl.arange(0, PIECE)
+        source = logits + row * logits_stride + token
+        values = tl.load(source, mask=token < VOCAB, other=float("-inf"))
+        if cut is not None:
+            values = before_cut(values, token, row, cut)
+        distance = values.to(tl.float64) - top.to(tl.float64)
+        each = tl.where(token < VOCAB, tl.exp(distance / heat), 0.0)
+        if cut is not None:
+            each = tl.where(each >= tl.load(cut[0] + row * 3 + 2), each, 0.0)
+        tl.store(weights + row * PIECES + piece, tl.sum(each, 0))
 
 
 @triton.jit
