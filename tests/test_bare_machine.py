@@ -40,7 +40,7 @@ print(found["rows"][0]["name"], found["mode"]["dtype"])
 REENACT = """
 from workbench.bench import reenact
 from workbench.replay.what_if import what_if
-answers, total = reenact.searched("dummy:tiny-solver", "quick")
+answers, total, _ = reenact.searched("dummy:tiny-solver", "quick")
 found = what_if(answers, device="h200", total_memory=total, llm_share=0.3)
 assert found.throughput.tokens_per_s > 0
 print(reenact.mode_of({"llm": "dummy:tiny-solver", "profile": "quick"})["problems"])

@@ -84,8 +84,15 @@ def test_packages_carried_along_come_last_and_only_where_pytest_is_missing(tmp_p
 
 
 def test_a_copy_without_git_is_told_its_commit(tmp_path, monkeypatch) -> None:
-    """By the environment; the tree's own git comes first."""
+    """By the environment; the tree's own git comes first, and no other checkout around it."""
     monkeypatch.delenv("WORKBENCH_COMMIT", raising=False)
     assert git_state(tmp_path) == {"commit": None, "dirty": None}
     monkeypatch.setenv("WORKBENCH_COMMIT", "abc")
     assert git_state(tmp_path) == {"commit": "abc", "dirty": None}
+    (tmp_path / "kept").touch()
+    (tmp_path / "copied").mkdir()
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("init", "-q"), ("add", "kept"), (*who, "commit", "-qm", "of another project")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    assert git_state(tmp_path)["dirty"] is False
+    assert git_state(tmp_path / "copied") == {"commit": "abc", "dirty": None}

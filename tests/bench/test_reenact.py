@@ -79,5 +79,6 @@ def test_a_share_s_row_stands_beside_its_roofline(monkeypatch) -> None:
     row = rows["reenact_030"]
     assert row.ratio == pytest.approx(row.value / row.peer_value)
     assert rows["reenact_events_identical"].value == 1
+    assert rows["reenact_best_over_worst"].value == rows["reenact_chosen_over_best"].value == 1
     assert rows["llm_weights"].value > 0
     assert module.mode_of({"llm": "dummy:tiny-solver", "profile": "quick"})["problems"] == 16

@@ -138,11 +138,12 @@ def versions() -> dict[str, str]:
 def git_state(folder: Path | None = None) -> dict[str, Any]:
     """The commit, and whether the package differs from it.
 
-    Outside git the commit that WORKBENCH_COMMIT names, for a copy of the tree; or both None.
+    Outside git, or in a checkout that does not track it, the commit that WORKBENCH_COMMIT names,
+    for a copy of the tree; or both None.
     """
     where = folder or PACKAGE
     commit = git(where, "rev-parse", "HEAD")
-    if not commit:
+    if not commit or not git(where, "ls-files"):
         return {"commit": os.environ.get("WORKBENCH_COMMIT") or None, "dirty": None}
     changed = git(where, "status", "--porcelain", "--untracked-files=no", "--", str(where))
     return {"commit": commit, "dirty": bool(changed)}
