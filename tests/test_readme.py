@@ -74,13 +74,13 @@ LABELS = {
         "throughput_mean_error": "error against a composite of each step's fastest repeat, mean "
         "over settings",
     },
-    "gpu/engine-1b": {
+    **dict.fromkeys(("gpu/engine-1b", "gpu/engine-8b"), {
         f"{row}{mode}": f"{label}{', invariant mode' if mode else ''}"
         for row, label in {
             **PEERED, "prefill_2048": "prefill, one prompt of 2,048 tokens"
         }.items()
         for mode in ("", "+invariant")
-    },
+    }),
     "gpu/kernels": {
         f"{row}{backend}": label
         for row, label in {
@@ -97,7 +97,9 @@ LABELS = {
     },
     "gpu/reenact": {
         **{f"reenact_{share:03d}": f"a recorded search, LLM share 0.{share:02d}"
-           for share in (8, 15, 30, 40, 50)},
+           for share in (11, 14, 20, 24, 31)},
+        "reenact_best_over_worst": "the best of these shares over the worst",
+        "reenact_chosen_over_best": "the share that the replay calls best over the best one",
         "reenact_events_identical": "every share's run has exactly the replay's events",
     },
 }  # fmt: skip
@@ -158,8 +160,9 @@ HEADS = {
     "split has them, or none.",
     "replay": "**Replay** against runs on this machine.",
     "gpu/engine-1b": "**On a GPU**: Llama 3.2 1B's shapes, random weights.",
+    "gpu/engine-8b": "**The same of the 8B PRM's shapes.**",
     "gpu/kernels": "**The GPU's kernels.**",
-    "gpu/reenact": "**1B + 8B in 40 GiB**, every token of a replayed search computed.",
+    "gpu/reenact": "**1B + 8B in 24 GiB**, every token of a replayed search computed.",
 }
 READING = (
     "Ratios above 1: ours is better, on the same threads. Median of paired repeats; ± half the "
