@@ -74,13 +74,11 @@ LABELS = {
         "throughput_mean_error": "error against a composite of each step's fastest repeat, mean "
         "over settings",
     },
-    **dict.fromkeys(("gpu/engine-1b", "gpu/engine-8b"), {
+    **{name: {
         f"{row}{mode}": f"{label}{', invariant mode' if mode else ''}"
-        for row, label in {
-            **PEERED, "prefill_2048": "prefill, one prompt of 2,048 tokens"
-        }.items()
+        for row, label in {**PEERED, "prefill_2048": "prefill, one prompt of 2,048 tokens"}.items()
         for mode in ("", "+invariant")
-    }),
+    } for name in ("gpu/engine-1b", "gpu/engine-8b")},
     "gpu/kernels": {
         f"{row}{backend}": label
         for row, label in {

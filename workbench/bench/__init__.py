@@ -1,9 +1,8 @@
 """Benchmarks: how fast, how good, how sameness holds; one module a question, one record a run.
 
-Here is how one is run, which sources a record is of, and so which records the code has changed
-under. A benchmark is a module with `run(**options) -> Iterator[Row]` and how it was run, MODE or
+A benchmark is a module with `run(**options) -> Iterator[Row]` and how it was run, MODE or
 `mode_of(settings)`; `workbench bench` (cli/tools.py) has its name and options, SOURCES what bears
-on its numbers.
+on its numbers: by them a record is told from one that the code has changed under.
 """
 
 from __future__ import annotations

@@ -7,11 +7,10 @@ fastest, else as float32. Each searches several times while its processes stay u
 caches, after one short search that is not counted. Repeat k has the same seed in all systems, and
 is paired with repeat k of the others; search-and-learn's vLLM takes the first seed and draws on.
 
-What a system holds at its peak is memory of all its processes at one time, weights, libraries and
-interpreters included, pages that they share counted once; ours is measured last, so that nothing
-of it is left while a peer is. search-and-learn's beam search takes a step that used up its tokens
-for the end of a solution, ours goes on from there: so problems a minute stand beside tokens a
-problem.
+What a system holds at its peak is memory of all its processes at one time, libraries included,
+pages that they share counted once; ours is measured last, so that nothing of it is left while a
+peer is. search-and-learn's beam search takes a step that used up its tokens for the end of a
+solution, ours goes on from there: so problems a minute stand beside tokens a problem.
 """
 
 from __future__ import annotations

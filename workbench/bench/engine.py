@@ -1,26 +1,23 @@
 """How fast the engine is, beside other engines on the same weights, threads and prompts.
 
-Input: distinct random prompts of 128 tokens, 64 new ones, greedy, end of
-sequence ignored, prefix caching off; decoding is timed apart from prefill; all contenders take the
-same fresh prompts in turn, in an order that alternates from repeat to repeat. prefill_512 is one
-prompt of 512 tokens in one step against one forward that computes the last position's logits only.
-No suffix: the fastest kernels; `+invariant`: those whose rows have the same bits in whatever batch,
-where these are others (a CPU's all have). The ceiling of a row is the larger of bytes over
-bandwidth and operations over arithmetic, of the format that is read; on a CPU the bandwidth of so
-many bytes, of which a cache may hold all. Peers:
-`transformers` in this process; those of `make bench-peers` (@vllm, @llama.cpp) each in its own, in
-float32 and the file's own format; `@PEER-VARIANT` is the same peer on the same weights as it may be
-faster: in bfloat16 where the processor multiplies it, in formats of llama.cpp's own quantiser. What
-a row calls a peer says its settings.
+Input: distinct random prompts of 128 tokens, 64 new ones, greedy, end of sequence ignored, no
+prefix cache; decoding is timed apart from prefill; all contenders take the same fresh prompts in
+turn, in an order that alternates from repeat to repeat. prefill_512 is one prompt of 512 tokens in
+one step against one forward that computes the last position's logits only. No suffix: the fastest
+kernels; `+invariant`: those whose rows have the same bits in whatever batch, where these are others
+(a CPU's all have). The ceiling of a row is the larger of bytes over bandwidth and operations over
+arithmetic, of the format that is read; on a CPU the bandwidth of so many bytes, of which a cache
+may hold all. Peers: `transformers` in this process; those of `make bench-peers` (@vllm, @llama.cpp)
+each in its own, in float32 and the file's own format; `@PEER-VARIANT` is the same peer as it may be
+faster: in bfloat16 where the processor multiplies it, in formats of llama.cpp's own quantiser.
 
-On a CPU: `@products` is torch's F.linear of the same shapes alone, no attention;
-tile_share_of_peak is a product's inner loop, its data in the first-level cache, of multiply-adds on
-registers alone; `+busy` is beside one process that keeps a core busy (with vLLM and `transformers`,
-the others would take half of the run); paged_over_contiguous is
-decoding's attention alone, keys and values read a second from shuffled blocks of 16, beside torch's
-scaled_dot_product_attention over contiguous ones. sample_*: 64 rows at temperature 0.8 of logits as
-spread as a model's, in sample_flat_* nearly equal, of which filters keep most; with filters or log
-probabilities, beside the same without.
+On a CPU: `@products` is torch's F.linear of the same shapes alone; tile_share_of_peak is a
+product's inner loop, its data in the first-level cache, of multiply-adds on registers alone;
+`+busy` is beside one process that keeps a core busy (with vLLM and `transformers`, the others would
+take half of the run); paged_over_contiguous is decoding's attention alone, keys and values read a
+second from shuffled blocks of 16, beside torch's scaled_dot_product_attention over contiguous ones.
+sample_*: 64 rows at temperature 0.8 of logits as spread as a model's, in sample_flat_* nearly
+equal, of which filters keep most; with filters or log probabilities, beside the same without.
 
 With `--device cuda`, in bfloat16: steps are timed as a user meets them (scheduling, launching,
 waiting for the sampled tokens), and random weights at true size (`dummy:llama-3.2-1b`) time as real

@@ -1,9 +1,8 @@
 """What generating text costs one engine: with and without a KV cache, in static and in continuous
 batches, in blocks and in one piece a sequence; the rows of notebook 13.
 
-Every request is random tokens, greedy, its end of sequence ignored. Prefixes are not shared, so all
-that is saved is the sequence's own. Contenders take turns, repeat by repeat; a value is the median,
-its bounds the slowest and the fastest.
+Every request is random tokens, greedy, its end of sequence ignored, no prefix shared. Contenders
+take turns, repeat by repeat; a value is the median, its bounds the slowest and the fastest.
 
 A contiguous cache reserves the longest sequence for each request. Its bytes are counted; its time
 is that of the same kernels over blocks so long that one of them holds all of a request.

@@ -2,9 +2,9 @@
 
 One search is run under settings that share nothing but the models, the problems and the seed; every
 node of every tree is compared with the first setting's, token by token and score by score. Settings
-without a share leave each engine only a few requests' worth of blocks, so that requests are
-preempted all the time. A record holds the fraction of equal nodes. The first setting is searched
-once more under each other instruction set of this host, in a process of its own.
+without a share leave each engine blocks for a few requests, which are preempted all the time. A
+record holds the fraction of equal nodes. The first setting is searched once more under each other
+instruction set of this host, in a process of its own.
 """
 
 from __future__ import annotations

@@ -4,10 +4,8 @@ decode_attention: one new row for each of many long contexts, whose keys and val
 prefill_attention: whole prompts; cascade_attention: siblings over a shared prefix, against the same
 step with the prefix read for each; product_N_rows+invariant: the invariant mode's fixed tiles.
 Attention stands against the best of torch's backends, over contiguous keys and values; `@flash`,
-`@cudnn`, `@efficient` are the others. That they are right is the tests' matter.
-
-Work is recorded as a CUDA graph and timed by the device's own clock, so what Python and launching
-cost is left out: a decode step replays a graph.
+`@cudnn`, `@efficient` are the others. Work is recorded as a CUDA graph and timed by the device's
+own clock: what Python and launching cost is left out, as a decode step replays a graph.
 """
 
 from __future__ import annotations

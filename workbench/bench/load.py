@@ -1,9 +1,9 @@
 """What clients of a server wait for, over their number and over the split of memory between two
 served models; the rows of notebook 12.
 
-Each server is started here, in a process of its own, and asked by the client of `bench serve`.
-While it is, /metrics is read about twenty times a second: the requests inside, running or waiting,
-as the server counts them, are one side of Little's law; the other is what the clients see.
+Each server is a process of its own, asked by the client of `bench serve`. /metrics is read about
+twenty times a second: requests inside, running or waiting, are one side of Little's law; the other
+is what the clients see.
 """
 
 from __future__ import annotations

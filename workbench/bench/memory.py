@@ -1,10 +1,9 @@
 """What memory the engine takes: starts, an arena, two models in one memory.
 
 starts: from the call of Engine(MODEL, kv_memory=...) to the first token of a prompt of 8 tokens, in
-a process of its own, and the peak of resident memory over what was resident before. Not in it: what
-`from workbench import Engine, SamplingParams` imports. In it: numba, loading of compiled kernels
-(the start that compiles them is thrown away), weights, tokenizer, profiling pass. Cold: the model's
-files are dropped from the page cache first.
+a process of its own that has imported it, and the peak of resident memory over what was resident
+before. In it: numba, loading of compiled kernels (the start that compiles them is thrown away),
+weights, tokenizer, profiling. Cold: the model's files are dropped from the page cache first.
 
 arena: arena_vs_dedicated, the same requests by engines in an arena and by such with pools of their
 own of as many blocks, step by step in turns.

@@ -1,12 +1,11 @@
 """Other systems as peers, each in a process and environment of its own: both ends of the pipe.
 
 `make bench-peers` makes the environments under build/peers. A worker is this file, run by the
-peer's interpreter, which has no workbench: so nothing of it is imported here. A request is a
-mapping, and so is its reply; what goes wrong is {"error": text}. The first loads the model: keyword
+peer's interpreter, which has no workbench: nothing of it is imported here. A request is a mapping,
+and so is its reply; what goes wrong is {"error": text}. The first loads the model: keyword
 arguments of a class below -> {"version": text}. All others are of an engine's `timed`, {"prompts":
 [[id]], "new_tokens": n} -> {"tokens": n, "seconds": s}: of what comes after every sequence's first
-token; with one new token, of the prompts until it; or of a search system's `search`. A worker
-blocks between requests, so one process computes at a time.
+token (of one new token: until it); or of a search system's `search`. One computes at a time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A benchmark's record: rows with their peers and ceilings, and what they were measured with.
 
-Records are committed under reports/bench, and README's tables are made of them: a field
-that does not apply is null, names are unique, and a ratio above 1 always means ours is better.
-Contenders run interleaved, so repeat k of one is paired with repeat k of the other: noise of the
-machine that lasts longer than a repeat falls on both.
+README's tables are made of those under reports/: a field that does not apply is null, names are
+unique, and a ratio above 1 always means ours is better. Contenders run interleaved, so repeat k of
+one is paired with repeat k of the other: noise that lasts longer than a repeat falls on both.
 """
 
 from __future__ import annotations

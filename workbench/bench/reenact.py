@@ -1,16 +1,14 @@
 """Recorded searches re-enacted over the memory split, beside what a roofline foretells.
 
-Real engines compute every token of a recorded search and are told what they sampled, so lengths,
-prefixes and the tree are the recorded ones and every step costs what it costs: with `dummy:`
-weights a machine with a GPU measures models of true size that it does not have. Scores are recorded
-ones too.
+Real engines compute every token of a recorded search and are told what they sampled and scored, so
+lengths, prefixes and the tree are the recorded ones and every step costs what it costs: with
+`dummy:` weights a GPU measures models of true size that are not there. One pair of engines is built
+and its caches resized, so a share costs one search. The roofline is measured in the same run.
 
 On a GPU: `--device cuda --llm dummy:llama-3.2-1b --prm dummy:llama-3.1-8b-prm`, a search made of
-MATH-500's lengths in so little memory that the split matters; llm_weights and the like are bytes,
-as profiling passes measured them. By default the embedded pair and its recording. One pair of
-engines is built and its caches resized, so a share costs one search. The roofline is measured in
-the same run. best_over_worst: of the shares' throughputs, beside the replay's; chosen_over_best:
-throughput at the share that the replay calls best, over that at the best.
+MATH-500's lengths in so little memory that the split matters; by default the embedded pair and its
+recording. llm_weights and the like: bytes, as profiling measured them. best_over_worst: of the
+shares' throughputs; chosen_over_best: at the share that the replay calls best.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ Cells are searches of the embedded pair at different splits, policies, limits an
 this machine, the others are held out: their throughput is replayed and held against the measured
 one, their events are compared step by step. Cells are searched in turn, and one whose repeats lie
 more than 5 % apart again. `@repeats` is the median over repeats of errors against each; without it
-they are against a composite, which the device is fitted to: of each step the fastest, as all
-repeats take the same ones. What a replay costs is CPU time of this process, for a search at the
-thesis's scale on an A100 (40 GB), never replayed before: every block is hashed, as who asks pays.
+they are against a composite, which the device is fitted to: of each step the fastest. What a replay
+costs is CPU time of this process, for a search at the thesis's scale, never replayed before.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ again, with seed 0, without PRM cache and score cache, for the tokens that both 
 
 A generator of true size searches MATH problems twice, with these caches and without: same tree,
 other time and PRM tokens. Where no reward model is named, its own weights are asked in RLHFlow's
-form: the shape and the cost of a PRM, scores that mean nothing. So this is for speed, memory and
-sameness, never for accuracy.
+form: the shape and the cost of a PRM, scores that mean nothing: for speed, never for accuracy.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The tiny pair searches a few problems again and again in little memory, which another thread splits
 anew every few milliseconds. Every other search is interrupted somewhere, as Ctrl-C does it; the
-recording of the first meets a full disk. After each, the laws of arena and caches are checked and
-no block may be in use. A finished one must have the nodes of a search that nothing disturbed, and
-resident memory must not grow: its median in the last quarter over that in the second.
+recording of the first meets a full disk. After each, the laws of arena and caches are checked; no
+block may be in use. A finished one must have the nodes of a search that nothing disturbed. Resident
+memory must not grow: its median in the last quarter over that in the second.
 """
 
 from __future__ import annotations

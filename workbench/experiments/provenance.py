@@ -138,8 +138,7 @@ def versions() -> dict[str, str]:
 def git_state(folder: Path | None = None) -> dict[str, Any]:
     """The commit, and whether the package differs from it.
 
-    Outside git, or in a checkout that does not track it, the commit that WORKBENCH_COMMIT names,
-    for a copy of the tree; or both None.
+    Where no checkout tracks it, a copy, the commit that WORKBENCH_COMMIT names; or both None.
     """
     where = folder or PACKAGE
     commit = git(where, "rev-parse", "HEAD")
