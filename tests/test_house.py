@@ -119,6 +119,8 @@ def requirements(names: list[str]) -> list[Requirement]:
 
 def test_everything_named_is_installed_and_pinned() -> None:
     """What `.[all]` names is here, within its range, in the version that constraints.txt pins."""
+    (everything,) = map(Requirement, EXTRAS["all"])
+    assert everything.extras == EXTRAS.keys() - {"all", "ray", "slurm"}, "an extra is left out"
     named = requirements([*PYPROJECT["project"]["dependencies"], *EXTRAS["all"]])
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = [Requirement(line) for line in lines if not line.startswith("#")]
@@ -147,12 +149,6 @@ def test_the_version_is_of_git_and_an_archive_has_one_too(tmp_path: Path) -> Non
     assert told.stdout.strip() == PYPROJECT["tool"]["setuptools_scm"]["fallback_version"]
 
 
-def test_all_is_the_sum_of_the_extras() -> None:
-    """`pip install -e .[all]` leaves no extra out but those for owners of a cluster."""
-    (everything,) = map(Requirement, EXTRAS["all"])
-    assert everything.extras == EXTRAS.keys() - {"all", "ray", "slurm"}
-
-
 def test_conda_environment_is_thin() -> None:
     """environment.yml brings Python and pip; pip takes pyproject.toml's packages as pinned."""
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
@@ -170,11 +166,3 @@ def test_make_knows_its_targets_and_passes_its_variables_on() -> None:
     done = run(*own, "make", "--dry-run", *targets, *given)
     assert done.returncode == 0, done.stderr
     assert "figures --profile quick -p 'seeds=[0, 1]' --dry-run" in done.stdout
-
-
-def test_scripts_are_executable_bash() -> None:
-    """CI calls .ci/run, make calls .ci/setup."""
-    for name in ("run", "setup"):
-        path = ROOT / ".ci" / name
-        assert path.stat().st_mode & 0o111
-        assert run("bash", "-n", str(path)).returncode == 0

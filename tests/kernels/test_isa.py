@@ -75,8 +75,6 @@ def innermost(text: str) -> list[list[str]]:
 
 
 STACK = re.compile(r"mov\w*\s+%\w+, -?\d*\(%r[sb]p\)|\bst[rp]\s.*\[sp")
-
-
 PARKED = {("avx2", f"few rows of {(4, half)}"): 4 for half in (False, True)}
 """Words of codes that four sums a row leave no register for: two sums alone, without a store, wait
 for one another and take a third longer (NOTES)."""
@@ -163,15 +161,6 @@ print(hashlib.sha256(repr(rows).encode()).hexdigest())
 def test_every_set_gives_the_same_bits(name: str) -> None:
     """Products, norms, attention and draws have the bits that are written down here."""
     assert printed(DIGEST, **environment(name)) == f"{name} {BITS}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", host_sets()[1:])
-def test_kernels_pass_their_tests_in_lesser_sets(name: str) -> None:
-    """Against the reference and row by row, as this process tests them in the host's best set."""
-    files = [f"tests/kernels/test_{what}.py" for what in ("kernels", "products", "siblings")]
-    program = f"import pytest; raise SystemExit(pytest.main(['-q', '-x', *{files}]))"
-    assert " passed" in printed(program, **environment(name))
 
 
 REGISTERS = """
