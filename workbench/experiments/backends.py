@@ -115,8 +115,7 @@ class Backend:
 
     Here runs are done one after the other in this process, but where workers are asked for, replays
     by so many processes: their seconds are simulated. cluster: what submitit submits to; "local"
-    starts processes in Slurm's place. ConfigError for an unknown name, or one whose package is not
-    installed.
+    starts processes in Slurm's place. ConfigError for a name unknown or without its package.
     """
 
     name: Annotated[str, BACKENDS] = HERE

@@ -67,9 +67,7 @@ COUNTS = (
 
 
 def one_by_one(function: Callable[[RunSpec], RunResult]) -> Execute:
-    """Carries out runs one after the other with a function that carries out one; can be sent to a
-    worker where that can.
-    """
+    """Carries out runs one after the other; can be sent to a worker where the function can."""
     return partial(_first_of, function)
 
 
@@ -234,8 +232,7 @@ def make_search(
 def with_wall_part(problems: pd.DataFrame, throughput: Throughput) -> pd.DataFrame:
     """Problems with wall_part_s: wall time divided among them by their time in flight, `seconds`.
 
-    The parts add up to wall time, so tokens over wall_part_s is the run's throughput, problem by
-    problem.
+    The parts add up to wall time: tokens over wall_part_s is a problem's part of the throughput.
     """
     seconds = problems["seconds"]
     part = throughput.wall_s / seconds.sum() if seconds.sum() else 0.0
@@ -468,9 +465,7 @@ RECORDED_SETTINGS = ("min_problem_batch", "score_cache", "temperature", "top_p",
 
 
 def recorded_config(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """The search of RECORDING, as it was recorded, over a profile's shares: to be measured with its
-    own models, or replayed.
-    """
+    """The search of RECORDING over a profile's shares: for its own models, or to be replayed."""
     found = load_recording(RECORDING)
     own = {name: getattr(found.settings, name) for name in RECORDED_SETTINGS}
     own |= {n: found.settings.strategy_settings[n] for n in ("n", "beam_width", "max_depth")}
@@ -510,9 +505,7 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 
 
 def replay_identity(device: Device, config: SweepConfig) -> Identity:
-    """What replays depend on beside their settings: the recording, or lengths and assumptions; the
-    code, the device.
-    """
+    """What replays depend on beside their settings: recording or assumptions, code, device."""
     is_recorded = config.problems in recording_names()
     source = recording_path(config.problems) if is_recorded else workload.MATH500
     content = hashlib.sha256(source.read_bytes()).hexdigest()
@@ -522,9 +515,7 @@ def replay_identity(device: Device, config: SweepConfig) -> Identity:
 
 
 def rung_answers(config: SweepConfig, seed: int) -> Answers:
-    """The search of a replayed rung: recorded, or made of MATH-500's lengths; with critiques where
-    the PRM writes them.
-    """
+    """The search of a replayed rung, recorded or made, with critiques where the PRM writes them."""
     sizes = config.num_problems, config.n, config.beam_width, config.max_depth, seed
     writes = None
     if config.prm_format == "thinkprm":

@@ -62,9 +62,8 @@ def save_figure(
     """Write the figure, the rows it draws and where they come from.
 
     measured: versions, git and machine of the runs drawn (default: this process's own). width_mm:
-    of the PDF, whose letters stay 9 pt. Images of an equal figure that are there stay. Without a
-    browser HTML, Parquet and JSON are written; `problem` says why. ConfigError for a width that is
-    no page's.
+    of the PDF, whose letters stay 9 pt; ConfigError if no page's. Images of an equal figure that
+    are there stay. Without a browser HTML, Parquet and JSON are written; `problem` says why.
     """
     fixed, place = go.Figure(fig), Path(folder)
     for number, trace in enumerate(fixed.data):
@@ -241,9 +240,7 @@ HOW_TO_GET_ONE = (
 
 
 class Browser:
-    """A browser, and the thread that talks to it; `close` ends both. problem: None, or why no image
-    can be drawn.
-    """
+    """A browser, and the thread that talks to it; `close` ends both. problem: why none can draw."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

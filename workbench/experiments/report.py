@@ -309,10 +309,15 @@ def policy_numbers(drawn: Drawn) -> Named:
     }
 
 
+def recorded(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Rows by name, mode and machine of a committed record."""
+    found = json.loads((project_root() / "reports" / name).read_text(encoding="utf-8"))
+    return {row["name"]: row for row in found["rows"]}, found["mode"], found["machine"]
+
+
 def gain_numbers(drawn: Drawn) -> Named:
     """What `workbench bench memory` recorded: mean ratio, least and most over its runs."""
-    record = json.loads((project_root() / "reports/bench/memory.json").read_text(encoding="utf-8"))
-    rows, mode = {row["name"]: row for row in record["rows"]}, record["mode"]
+    rows, mode, _ = recorded("bench/memory.json")
 
     def told(name: str) -> str:
         return FORM.format(rows[name]["ratio"], *rows[name]["spread"])
@@ -326,6 +331,25 @@ def gain_numbers(drawn: Drawn) -> Named:
         "benchFlow": told("elastic_vs_best_static@0.5W"),
         "benchNoise": f"{rows['equal_work_differs@2W']['value']:.2f}",
         "benchAmple": told(ample["name"]) + " times a static 0.3",
+    }
+
+
+def device_numbers(_: Drawn) -> Named:
+    """What `workbench bench reenact` recorded on a GPU, beside its roofline's replay."""
+    rows, mode, machine = recorded("gpu/reenact.json")
+    shares = [row["ratio"] for row in rows.values() if row["unit"] == "tokens/s"]
+    gain, chosen = rows["reenact_best_over_worst"], rows["reenact_chosen_over_best"]["value"]
+    size = f"{mode['problems']} problems, {mode['max_depth']} steps deep"
+    return {
+        "deviceName": machine["gpu"],
+        "deviceSearch": f"{size}, in {format_size(parse_size(mode['total_memory']))}",
+        "deviceShares": f"{len(shares)}",
+        "deviceGain": f"{gain['value']:.2f}",
+        "deviceForetold": f"{gain['peer_value']:.2f}",
+        "deviceChosen": "was the best"
+        if chosen == 1
+        else f"made {chosen:.2f} times the best one's",
+        "deviceRoofline": f"{min(shares):.2f} to {max(shares):.2f}",
     }
 
 
@@ -397,6 +421,7 @@ PARTS: dict[str, Callable[[Drawn], Named]] = {  # of the page: what reads the nu
     "ablation": ablation_numbers,
     "policies": policy_numbers,
     "gains": gain_numbers,
+    "device": device_numbers,
     "missing": missing_numbers,
     "claims": claim_numbers,
 }

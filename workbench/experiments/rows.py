@@ -579,8 +579,7 @@ def best_static(study: Study, budget: float) -> str | None:
 
 
 def bound_tokens_per_s(runs: pd.DataFrame) -> float:
-    """How fast any arrangement of the memory could be: uncapped searches, had they computed every
-    distinct token once.
+    """How fast uncapped searches had been, had they computed every distinct token once.
 
         bound_s = wall_s * (outside + sum of busy_s * once) / (outside + sum of busy_s)
         once    = (tokens computed - tokens computed again) / tokens computed      of one model

@@ -487,8 +487,7 @@ class Comparison:
     parameters: every setting that differs; differences: b - a with intervals, those of rates with
     the machine's noise in them, exactly 0 where both did the same work; accuracy: by level, of both
     sides; has_nodes: whether both sampled nodes, which a replay does not; first_difference: the
-    first whose tokens or score differ, None where all are equal; warnings: why the two may not be
-    comparable.
+    first whose tokens or score differ, None where all are equal; warnings: if not comparable, why.
     """
 
     parameters: pd.DataFrame

@@ -190,8 +190,7 @@ class Base:
         """Rows of one setting: its replays (kind replay), and what they come to (kind setting).
 
         Shares at both ends of the interval, or of what is feasible of it, and at 0.3 are replayed,
-        then those that the miss-ratio curves choose. A pair that does not fit has one row, whose
-        `lacks` says what lacks.
+        then those that the miss-ratio curves choose. A pair that does not fit has one row: `lacks`.
         """
         where = {"value": value, "setting": setting.label}
         try:
@@ -207,13 +206,11 @@ class Base:
         return pd.concat([rows, summary(rows).assign(**where, **ends)], ignore_index=True)
 
     def swapped(self, taken: pd.DataFrame) -> pd.DataFrame:
-        """The row of swapping blocks to the host in place of computing them again. taken: rows of
-        what is taken.
+        """The row of swapping blocks to the host, from rows of what is taken.
 
             seconds' = seconds - again * FLOPs of a token / FLOP/s + again * 2 * its KV / bytes/s
 
-        of both models, out and in, each where that is less. A bound: the bus is never idle, the
-        host has room for all.
+        of both models, out and in, each where that is less. A bound: the bus is never idle.
         """
         taken = taken[taken["what"] == SHARE]
         problems = self.pair(Setting(TAKEN)).answers.recording.problems
@@ -323,8 +320,7 @@ def stored(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 def missing_values(rows: pd.DataFrame) -> pd.DataFrame:
     """One row a value: value, thesis, taken, why, tried (other settings), conclusion (SURVIVES,
-    DEPENDS or UNTRIED) and told (the numbers). rows: of plots.sensitivity; values of which none was
-    replayed are left out.
+    DEPENDS or UNTRIED) and told (the numbers), of rows of plots.sensitivity that were replayed.
 
     The conclusion: 0.3 lies on the plateau, and both ends of the interval lose more than 2 %.
     """

@@ -236,8 +236,7 @@ def make_run(
 def split_runs(config: SweepConfig) -> list[RunSpec]:
     """Every share with every seed in shuffled order; the sentinel first and after every so many.
 
-    ConfigError for a policy where the total pays for activations: the arena is made before they are
-    measured.
+    ConfigError for a policy where the total pays for activations: those are measured later.
     """
     if config.policy and config.activations_in_total:
         raise refused(SweepConfig, "policy", config.policy, "None with activations_in_total=True")
@@ -389,9 +388,7 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
 
 
 def replayed_ablation(config: SweepConfig) -> AblationPlan:
-    """What is replayed of the ablation: the problems of a replayed rung, and twice as many of which
-    the second half waits.
-    """
+    """Replayed are the problems of a replayed rung, and twice as many: the second half waits."""
     count = config.num_problems
     return AblationPlan(count, (), repeats=0, queue_problems=2 * count)
 
@@ -599,8 +596,7 @@ def reference_runs(config: SweepConfig, plan: PolicyPlan) -> list[RunSpec]:
 
 def policy_runs(config: SweepConfig, plan: PolicyPlan, working_set: WorkingSet) -> list[RunSpec]:
     """Every budget with every policy and share, and beside them the uncapped search with all
-    techniques, whose pace is the bound. Budgets are of KV alone, split by `kv_share`: the weights
-    are most of the memory.
+    techniques, whose pace is the bound. Budgets are of KV alone, split by `kv_share`.
     """
     tight = replace(config, max_model_len=working_set.max_model_len(config.block_size))
     runs: list[RunSpec] = []
