@@ -89,7 +89,7 @@ class ReplayedCells:
         self._asked: dict[str, list[tuple[Again, Asked]]] = {}
 
     def __call__(self, spec: RunSpec) -> RunResult:
-        """All of a cell's requests at once, one engine. OutOfMemory if a padded batch cannot fit."""
+        """All requests of a cell at once, one engine. OutOfMemory: no room for a padded batch."""
         answers = rung_answers(spec.config, spec.seed)
         if not self._asked:
             self._listen(spec, answers)
