@@ -97,7 +97,6 @@ LABELS = {
         **{f"reenact_{share:03d}": f"a recorded search, LLM share 0.{share:02d}"
            for share in (11, 14, 20, 24, 31)},
         "reenact_best_over_worst": "the best of these shares over the worst",
-        "reenact_chosen_over_best": "the share that the replay calls best over the best one",
         "reenact_events_identical": "every share's run has exactly the replay's events",
     },
 }  # fmt: skip
@@ -237,12 +236,11 @@ def shown(row: dict[str, Any]) -> str:
 
 def between(row: dict[str, Any], record: str) -> str:
     """The interval or spread of a row of a record as text."""
-    spread = row["spread"]
-    if isinstance(spread, list):
+    if isinstance(row["spread"], list):
         extremes = row["name"].endswith(("W", "resplit_p95_ms"))  # at a KV memory of so many W
         extremes |= record.startswith(("serve_", "search_systems"))
         kind = "least, most" if extremes else "95 %"
-        low, high = (number(bound, "fraction") for bound in spread)
+        low, high = (number(bound, "fraction") for bound in row["spread"])
         return f"{low} to {high} ({kind})"
     of = "ratio" if row["ratio"] is not None else row["unit"]
     return f"{told.strip('()')} ({of})" if (told := within(row)) else ""
@@ -568,9 +566,7 @@ def test_the_gain_of_beam_search_stands_beside_its_fair_baseline() -> None:
 
 
 def test_spreads_are_told_as_what_they_are() -> None:
-    """Least and most of paired turns, both ends of two repeats, ± of more; nothing of one, or of a
-    record made before there were turns.
-    """
+    """Least and most of paired turns, both ends of two repeats, ± of more; nothing of one."""
     two = asdict(median_row("decode_b1", [11.8, 12.2], "tokens/s", peer="a", peers=[10.0, 10.0]))
     assert within(two) == "(1.18-1.22)" and between(two, "engine_smollm2") == "1.18-1.22 (ratio)"
     alone = asdict(median_row("share", [0.01, 0.03], "fraction"))

@@ -2,8 +2,7 @@
 
 Each computed token writes (its position, itself, a hash of the whole prefix read back from memory)
 to its block and slot. Each row checks that all it attends to is one unbroken chain of prefixes, and
-what it samples depends on all of it, so tokens can be compared with those of a run without any
-cache.
+what it samples depends on all of it, so tokens can be compared with those of a run without cache.
 """
 
 from typing import NamedTuple

@@ -39,8 +39,7 @@ def test_steps_without_end_take_no_more_memory(small_model, monkeypatch) -> None
 
     A million steps, and 5 %, with WORKBENCH_SOAK_STEPS=1000000 in the environment: at 0.1 ms a
     step, most of it the engine's own, they take two minutes. Else a fifth of them, and 2 %, 50
-    bytes a step. Measured 0.7 %; with evicted hashes that are never forgotten 5.4 %, with a whole
-    trace more.
+    bytes a step. Measured 0.7 %; with evicted hashes that are never forgotten 5.4 %.
     """
     monkeypatch.setattr("workbench.engine.engine.MOST_ROWS", 4096)
     monkeypatch.setattr("workbench.kvcache.pool.MOST_EVICTED", 4096)

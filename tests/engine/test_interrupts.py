@@ -179,8 +179,7 @@ KINDS = {
 def test_a_fault_anywhere_in_a_step_loses_nothing(small_model, kind, once) -> None:
     """All requests end as without it, the laws hold, and nothing is left in use.
 
-    At every so many lines that run, and a second one after it; once: at every line of the code,
-    where it first runs.
+    At every so many lines that run, and a second one after it; once: at every line, when first run.
     """
     make, settings, stride = KINDS[kind]
     engines = make(small_model, **settings)

@@ -1,8 +1,7 @@
 """The scheduler with an executor that fails, and requests that are aborted and preempted at random.
 
-What is guarded: nothing is hit or attended to whose KV was never computed, nothing leaks, nobody
-waits for ever, tokens do not depend on any of it, and every count of the trace is what a naive
-model counts.
+Guarded: nothing is hit or attended to whose KV was never computed, nothing leaks, nobody waits for
+ever, tokens do not depend on any of it, and every count of the trace is what a naive model counts.
 """
 
 import numpy as np

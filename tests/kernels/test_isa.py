@@ -163,6 +163,15 @@ def test_every_set_gives_the_same_bits(name: str) -> None:
     assert printed(DIGEST, **environment(name)) == f"{name} {BITS}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", host_sets()[1:])
+def test_kernels_pass_their_tests_in_lesser_sets(name: str) -> None:
+    """Against the reference and row by row, as this process tests them in the host's best set."""
+    files = [f"tests/kernels/test_{what}.py" for what in ("kernels", "products", "siblings")]
+    program = f"import pytest; raise SystemExit(pytest.main(['-q', '-x', *{files}]))"
+    assert " passed" in printed(program, **environment(name))
+
+
 REGISTERS = """
 from workbench.kernels.cpu.vectors import called, fma, load, store
 @called

@@ -8,8 +8,6 @@ from gguf import quants
 from workbench.kernels.quantised import FORMATS, Quantised, join
 
 ROWS, COLUMNS = 37, 768
-
-# Random bytes are scales too, infinite ones and NaN among them.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
 
 

@@ -125,8 +125,7 @@ def test_few_pages_are_held_half_empty() -> None:
     """What is given up is whole pages: nine tenths of the cache go, a tenth of the pages stays.
 
     Evicting the least recently used blocks one by one, wherever they lie, would have left a block
-    in nearly every page (kvcached held 4.6 times the packed floor, and 1.4 times when victims and
-    pages were chosen together).
+    in nearly every page (kvcached held 4.6 times the packed floor; chosen by pages 1.4 times).
     """
     arena = arena_of(num_pages=104, kv_share=0.96)
     llm = arena.cache("llm", SIZE)

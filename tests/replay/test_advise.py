@@ -52,8 +52,7 @@ def found() -> Advice:
 def test_the_recommended_share_is_within_two_percent_of_the_best_of_all(name) -> None:
     """Against replays of ten even steps of the axis, or of each hundredth where these are few, and
     of what advise replayed; the whole plateau is as good. At least one end of the axis loses more
-    than 5 %, both where a peak lies inside. The recommended share replayed again has the row and
-    the flags that were told.
+    than 5 %, both where a peak lies inside. The share replayed again has the row and flags told.
     """
     found, (models, settings) = advised(name), ASKED[name]
     told = found.replays[found.replays["what"] == SHARE].set_index("llm_share")
@@ -109,8 +108,7 @@ def test_a_pair_that_does_not_fit_gets_the_memory_that_lacks(models, device, tot
 
 def test_each_number_is_a_row_of_the_replays(found) -> None:
     """At most six shares, the outermost that leave a margin and 0.5/0.5 (or why it does not fit)
-    among them; gains are against the recommended share; a cache that lacks tokens is one that
-    computes some again.
+    among them; gains are against the recommended share; a cache that lacks tokens computes again.
     """
     rows = found.replays[found.replays["what"] == SHARE].set_index("llm_share")
     assert len(rows) <= 6 and found.recommended in rows.index

@@ -1,8 +1,7 @@
 """The strategies of papers against small oracles over random trees, then over two fake engines.
 
 A canned tree says by a node's path alone how its step ends, how long it is and what it scores. An
-oracle knows only paths and plain numbers; it returns what must be sampled, step by step, and which
-nodes vote.
+oracle knows only paths and plain numbers; it returns what must be sampled and which nodes vote.
 """
 
 import hashlib

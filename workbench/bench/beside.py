@@ -139,9 +139,7 @@ def rows_beside(
 def compared(
     name: str, problems: int, ours: Sequence[Measured], theirs: Sequence[Measured]
 ) -> Iterator[Row]:
-    """Rates, seconds a problem by where they went, PRM work and memory; a ratio above 1: ours is
-    better.
-    """
+    """Rates, seconds a problem by where they went, PRM work and memory."""
     label = f"{name} ({theirs[0].version})"
     values = [[each.values(problems) for each in system] for system in (ours, theirs)]
     for row in values[0][0]:

@@ -106,9 +106,7 @@ def gpu_ceiling(place: torch.device, dtype: torch.dtype = torch.bfloat16) -> Cei
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is timed. layers: each with keys and values of its own, so that no cache holds what is
-    read.
-    """
+    """What is timed. layers: each with its own keys and values, so that no cache holds them."""
 
     heads: int = 32
     kv_heads: int = 8

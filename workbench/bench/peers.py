@@ -5,7 +5,7 @@ peer's interpreter, which has no workbench: nothing of it is imported here. A re
 and so is its reply; what goes wrong is {"error": text}. The first loads the model: keyword
 arguments of a class below -> {"version": text}. All others are of an engine's `timed`, {"prompts":
 [[id]], "new_tokens": n} -> {"tokens": n, "seconds": s}: of what comes after every sequence's first
-token (of one new token: until it); or of a search system's `search`. One computes at a time.
+token (of one new token: until it); or of a search system's `search`. They compute in turns.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ Prompts of 128 random tokens (--part shared: the first 96 are the same; two: of 
 memory, so many clients each, the second one's weights random), 64 new ones, greedy, end of sequence
 ignored, streamed. The fields are those of `vllm bench serve`: ttft, to the first token; itl,
 between tokens; e2e, to the end; goodput, requests a second within --slo-ttft and --slo-itl. The
-peer of a closed loop's tokens_per_s is the same engine in this process. `@PEER`: the servers of
-`make bench-peers`, on the same weights, threads and prompts, vLLM's in float32 and, where the
-processor multiplies it, bfloat16. over_sequential: tokens_per_s over that of one client, beside
-what decoding and prefill gain in process. health_p99: what /health takes meanwhile. The client
-shares the servers' cores; it sends the key of WORKBENCH_API_KEY, if any.
+peer of a closed loop's tokens_per_s is the same engine in this process with as many prompts at a
+time. `@PEER`: the servers of `make bench-peers`, on the same weights, threads and prompts, vLLM's
+in float32 and, where the processor multiplies it, bfloat16. over_sequential: tokens_per_s over that
+of one client, beside what decoding and prefill gain in process. health_p99: what /health takes
+meanwhile. The client shares the servers' cores and sends WORKBENCH_API_KEY, if any.
 
 Servers stay up. In a turn all take the same fresh prompts, one after the other, number after number
 of clients, in an order that alternates from turn to turn. Rates are medians of turns, ratios those

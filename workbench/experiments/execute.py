@@ -232,7 +232,7 @@ def make_search(
 def with_wall_part(problems: pd.DataFrame, throughput: Throughput) -> pd.DataFrame:
     """Problems with wall_part_s: wall time divided among them by their time in flight, `seconds`.
 
-    The parts add up to wall time: tokens over wall_part_s is a problem's part of the throughput.
+    The parts add up to wall time: tokens over wall_part_s is the run's throughput, by problem.
     """
     seconds = problems["seconds"]
     part = throughput.wall_s / seconds.sum() if seconds.sum() else 0.0

@@ -240,7 +240,7 @@ HOW_TO_GET_ONE = (
 
 
 class Browser:
-    """A browser, and the thread that talks to it; `close` ends both. problem: why none can draw."""
+    """A browser, and the thread that talks to it; `close` ends both. problem: why not, or None."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

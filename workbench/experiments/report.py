@@ -337,19 +337,20 @@ def gain_numbers(drawn: Drawn) -> Named:
 def device_numbers(_: Drawn) -> Named:
     """What `workbench bench reenact` recorded on a GPU, beside its roofline's replay."""
     rows, mode, machine = recorded("gpu/reenact.json")
-    shares = [row["ratio"] for row in rows.values() if row["unit"] == "tokens/s"]
-    gain, chosen = rows["reenact_best_over_worst"], rows["reenact_chosen_over_best"]["value"]
-    size = f"{mode['problems']} problems, {mode['max_depth']} steps deep"
+    shares = [row for row in rows.values() if row["unit"] == "tokens/s"]
+    gain, of = rows["reenact_best_over_worst"], [row["ratio"] for row in shares]
+    groups = pd.DataFrame(shares).groupby("peer_value")["value"]  # ascending
+    apart, size = groups.max() / groups.min() - 1, f"{mode['max_depth']} steps deep"
+    ordered = (groups.max().to_numpy()[:-1] < groups.min().to_numpy()[1:]).all()
     return {
         "deviceName": machine["gpu"],
-        "deviceSearch": f"{size}, in {format_size(parse_size(mode['total_memory']))}",
+        "deviceSearch": f"{mode['problems']} problems, {size}, in {mode['total_memory'][:-3]} GiB",
         "deviceShares": f"{len(shares)}",
         "deviceGain": f"{gain['value']:.2f}",
         "deviceForetold": f"{gain['peer_value']:.2f}",
-        "deviceChosen": "was the best"
-        if chosen == 1
-        else f"made {chosen:.2f} times the best one's",
-        "deviceRoofline": f"{min(shares):.2f} to {max(shares):.2f}",
+        "deviceOrder": "in the order foretold" if ordered else "in another order",
+        "deviceNoise": percent(apart.max()),
+        "deviceRoofline": f"{min(of):.2f} to {max(of):.2f}",
     }
 
 

@@ -579,7 +579,7 @@ def best_static(study: Study, budget: float) -> str | None:
 
 
 def bound_tokens_per_s(runs: pd.DataFrame) -> float:
-    """How fast uncapped searches had been, had they computed every distinct token once.
+    """A bound for any arrangement of memory: uncapped searches that compute each token once.
 
         bound_s = wall_s * (outside + sum of busy_s * once) / (outside + sum of busy_s)
         once    = (tokens computed - tokens computed again) / tokens computed      of one model

@@ -190,7 +190,7 @@ class Base:
         """Rows of one setting: its replays (kind replay), and what they come to (kind setting).
 
         Shares at both ends of the interval, or of what is feasible of it, and at 0.3 are replayed,
-        then those that the miss-ratio curves choose. A pair that does not fit has one row: `lacks`.
+        then those that the miss-ratio curves choose; of a pair that does not fit, what it lacks.
         """
         where = {"value": value, "setting": setting.label}
         try:
@@ -210,7 +210,7 @@ class Base:
 
             seconds' = seconds - again * FLOPs of a token / FLOP/s + again * 2 * its KV / bytes/s
 
-        of both models, out and in, each where that is less. A bound: the bus is never idle.
+        of both models, out and in, where that is less. A bound: a bus never idle, room for all.
         """
         taken = taken[taken["what"] == SHARE]
         problems = self.pair(Setting(TAKEN)).answers.recording.problems

@@ -127,9 +127,7 @@ work."""
 OTHER_MINUTES = ("depth", "reference")
 """Roles of runs that are carried out apart from those they are like."""
 SIMULATED = "replayed"
-"""How the rung of runs begins whose seconds are a cost model's, and so the same each time; and the
-models in their identity.
-"""
+"""How rungs and models of runs begin whose seconds are a cost model's, the same each time."""
 
 
 def is_replayed(rung: str) -> bool:

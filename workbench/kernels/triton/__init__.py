@@ -61,7 +61,7 @@ class TritonKernels(Kernels):
 
     batch_invariant: products in fixed tiles. share: what siblings have in common is worked on once.
     Blocks keep a key's dimensions side by side: a new key is then one piece to write, and keys are
-    loaded 16 bytes at a time; of the transpose, for Hopper, two.
+    loaded 16 bytes at a time, where the transpose would be loaded two at a time on Hopper.
     """
 
     name = "triton"

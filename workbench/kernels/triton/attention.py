@@ -16,7 +16,7 @@ Positions of decoded rows are cut into spans, a program each, joined afterwards 
 span that siblings share is worked on once for all of them (Hydragen, Juravsky et al. 2024). Of rows
 that are prefilled a program takes a tile of one sequence's rows and all positions up to its last.
 Either sums a row span by span in tiles of the same sizes, so its bits depend on nothing but its own
-keys (of INVARIANT tiles; else few queries take other instructions than many, by fewer warps).
+keys (of INVARIANT tiles; else few queries take other instructions, and some last bits differ).
 
     items int64 [P, 5]: first member or row, how many, sequence, begin, end of positions (graphs.py)
     members int64: slots, run after run; slots int64: decoded rows of the batch
