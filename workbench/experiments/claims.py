@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -486,12 +487,10 @@ Bounds = dict[tuple[Any, ...], tuple[Any, Any, str]]  # by keys: low, high, and 
 
 
 def against(figures: Path, committed: Path) -> list[str]:
-    """How the numbers and verdicts of a folder of figures differ from the committed ones, as lines
-    of text; none where both are one folder.
-    """
+    """How numbers and verdicts of figures differ from the committed ones, if these are others."""
     if figures.resolve() == committed.resolve():
         return []
-    folders, tables, differ = (figures, committed), list[Bounds](), dict[str, None]()
+    folders, tables, made = (figures, committed), list[Bounds](), dict[str, list[str]]()
     here, there = ({file.stem for file in folder.glob("*.parquet")} for folder in folders)
     if not here & there:
         return ["None of these figures is among the committed ones: nothing is compared."]
@@ -511,9 +510,11 @@ def against(figures: Path, committed: Path) -> list[str]:
         lines += [f"Figures only {where}: {', '.join(sorted(only))}."] if only else []
     for name in sorted(here & there):
         a, b = (_origin(folder / f"{name}.json") for folder in folders)
-        pairs = {key: f"{a.get(key)} ({b.get(key)})" for key in a | b if a.get(key) != b.get(key)}
-        differ |= {f"{key} {both}": None for key, both in pairs.items()}
-    return [*lines, f"Settings that differ, here (committed): {'; '.join(differ) or 'none'}."]
+        apart = [key for key in a if a[key] != b.get(key, a[key])]
+        pairs = [f"{key} {shorten(a[key], 60)} ({shorten(b[key], 60)})" for key in apart]
+        made.setdefault("; ".join(pairs), []).append(name)
+    told = [f"  {', '.join(names)}: {pairs}." for pairs, names in made.items() if pairs]
+    return [*lines, f"Settings that differ, here (committed):{'' if told else ' none.'}", *told]
 
 
 def _intervals(file: Path, metric: str | None, keys: tuple[str, ...]) -> Bounds:
@@ -534,19 +535,17 @@ def _intervals(file: Path, metric: str | None, keys: tuple[str, ...]) -> Bounds:
     return found
 
 
-def _origin(file: Path) -> dict[str, Any]:
+def _origin(file: Path) -> dict[str, str]:
     """Every setting of a figure, those of a plan among them, its commit and its machine."""
     record = json.loads(file.read_text(encoding="utf-8"))
     told = record["parameters"]
     told |= told.pop("plan", {}) | told.pop("asked", {})
     told |= {"commit": str(record["git"]["commit"])[:7], "machine": describe(record["machine"])}
-    return {key: told[key] for key in told if key not in ("profile", "provenance")}
+    return {key: str(told[key]) for key in told if key not in ("profile", "provenance")}
 
 
 def _beside(said: str, here: Bounds, there: Bounds) -> list[str]:
-    """How many intervals overlap; how many places one side alone has, and by what; a line for each
-    that does not overlap.
-    """
+    """How many intervals overlap, what one side alone has, each that does not overlap: in lines."""
     both = [at for at in here if at in there]
     apart = [at for at in both if here[at][0] > there[at][1] or there[at][0] > here[at][1]]
     text = f"{said}: {len(both) - len(apart)} of {len(both)} agree"
