@@ -166,3 +166,11 @@ def test_make_knows_its_targets_and_passes_its_variables_on() -> None:
     done = run(*own, "make", "--dry-run", *targets, *given)
     assert done.returncode == 0, done.stderr
     assert "figures --profile quick -p 'seeds=[0, 1]' --dry-run" in done.stdout
+
+
+def test_scripts_are_executable_bash() -> None:
+    """CI calls .ci/run, make calls .ci/setup."""
+    for name in ("run", "setup"):
+        path = ROOT / ".ci" / name
+        assert path.stat().st_mode & 0o111
+        assert run("bash", "-n", str(path)).returncode == 0

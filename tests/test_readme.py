@@ -548,6 +548,21 @@ def test_no_row_passes_its_ceiling() -> None:
         assert {row: share for row, share in shares.items() if (share or 0) > 1} == {}, name
 
 
+def test_the_fastest_variant_of_a_peer_stands_beside_it() -> None:
+    """Of llama.cpp on its own formats, of vLLM and `transformers` in bfloat16: its own best."""
+    found = records()["engine_smollm2"]
+    kept = {row["name"]: row for row in found["rows"]}
+    made = [
+        kept["decode_b1"] | {"name": f"decode_b1@llama.cpp{kind}", "peer": f"llama.cpp{kind}"}
+        for kind in ("", "-Q8_0", "-Q4_0")
+    ]
+    for row, rate in zip(made, (50.0, 80.0, 70.0)):
+        row |= {"peer_value": rate, "ratio": 100 / rate}
+    lines = grid("engine_smollm2", found | {"rows": [*found["rows"], *made]})
+    (one,) = (line for line in lines if line.startswith(f"| {PEERED['decode_b1']} |"))
+    assert "| 2.00x" in one and "| 1.25x" in one and "| 1.43x" not in one
+
+
 def test_the_gain_of_beam_search_stands_beside_its_fair_baseline() -> None:
     """What is left of it at equal tokens is said in words, also where that is nothing."""
     found = records()["search"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from workbench.bench import load
+from workbench.config import ConfigError
 
 TINY = {"prompt_tokens": 8, "new_tokens": 8, "clients": (1, 3), "offered": (0.5,), "requests": 6}
 TINY |= {"shares": (0.4, 0.6), "split_clients": (3, 1), "rounds": 2}
@@ -31,3 +32,9 @@ def test_both_models_are_served_under_every_split() -> None:
     assert [*rows["share"]] == [0.4, 0.4, 0.6, 0.6]
     assert [*rows["model"].unique()] == ["tiny-solver", "dummy:tiny-solver"]
     assert (rows["refused"] == 0).all() and (rows["served"] > 0).all()
+
+
+def test_plans_are_checked() -> None:
+    """A value that is none is refused by name."""
+    with pytest.raises(ConfigError, match="rounds"):
+        replace(PLAN, rounds=0)

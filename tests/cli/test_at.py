@@ -67,10 +67,11 @@ def test_an_unknown_commit_and_no_checkout_are_named(project, tmp_path, monkeypa
         assert main(["sweep", f"--at={unknown}", "--dry-run"]) == 2
         shown = capsys.readouterr().err
         assert f"no commit {unknown!r}" in shown and "git log --oneline" in shown
-    (tmp_path / "copy").mkdir()
-    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path / "copy"))
-    assert main(["sweep", "--at", "HEAD", "--dry-run"]) == 2
-    assert "needs git and a checkout of the project" in capsys.readouterr().err
+    for copy in (tmp_path / "copy", project / "copy"):
+        copy.mkdir()
+        monkeypatch.setenv("WORKBENCH_HOME", str(copy))
+        assert main(["sweep", "--at", "HEAD", "--dry-run"]) == 2
+        assert "needs git and a checkout of the project" in capsys.readouterr().err
     monkeypatch.setenv("WORKBENCH_HOME", str(project))
     monkeypatch.setenv("PATH", "")
     assert main(["sweep", "--at", "HEAD", "--dry-run"]) == 2

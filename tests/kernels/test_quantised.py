@@ -8,6 +8,8 @@ from gguf import quants
 from workbench.kernels.quantised import FORMATS, Quantised, join
 
 ROWS, COLUMNS = 37, 768
+
+# Random bytes are scales too, infinite ones and NaN among them.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
 
 
@@ -42,3 +44,8 @@ def test_rows_are_picked_and_joined_without_a_change(kind: str) -> None:
     assert joined.shape == (2 * ROWS, COLUMNS)
     assert joined.nbytes == one.nbytes + two.nbytes
     assert np.array_equal(joined.dequantise(), expected, equal_nan=True)
+
+
+def test_bytes_that_are_no_whole_blocks_are_refused() -> None:
+    with pytest.raises(AssertionError):
+        Quantised("Q4_0", np.zeros((2, 17), np.uint8), (2, 32))

@@ -154,7 +154,7 @@ def worktree_of(commit: str) -> Path:
     RunStoreError where the project is no git checkout, or has no such commit.
     """
     root = project_root()
-    if not git(root, "rev-parse", "HEAD"):
+    if not git(root, "ls-files"):  # as `git_state` asks: another project's checkout is none
         raise RunStoreError(
             f"--at {commit} needs git and a checkout of the project, and {root.name}/ is none; "
             "clone it, or leave --at out."

@@ -340,11 +340,12 @@ def device_numbers(_: Drawn) -> Named:
     shares = [row for row in rows.values() if row["unit"] == "tokens/s"]
     gain, of = rows["reenact_best_over_worst"], [row["ratio"] for row in shares]
     groups = pd.DataFrame(shares).groupby("peer_value")["value"]  # ascending
-    apart, size = groups.max() / groups.min() - 1, f"{mode['max_depth']} steps deep"
+    apart, total = groups.max() / groups.min() - 1, parse_size(mode["total_memory"]) / 2**30
+    size = f"{mode['problems']} problems, {mode['max_depth']} steps deep, in {total:g} GiB"
     ordered = (groups.max().to_numpy()[:-1] < groups.min().to_numpy()[1:]).all()
     return {
         "deviceName": machine["gpu"],
-        "deviceSearch": f"{mode['problems']} problems, {size}, in {mode['total_memory'][:-3]} GiB",
+        "deviceSearch": size,
         "deviceShares": f"{len(shares)}",
         "deviceGain": f"{gain['value']:.2f}",
         "deviceForetold": f"{gain['peer_value']:.2f}",
