@@ -21,8 +21,8 @@ import pytest
 from workbench.bench import doubts
 from workbench.bench.record import median_row
 from workbench.experiments.claims import recomputed_part, split_in_words
-from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.provenance import counted, describe, git
+from workbench.experiments.settings import RECORDED, REPLAYED
 from workbench.replay.workload import IN_FLIGHT
 
 ROOT = Path(__file__).parent.parent

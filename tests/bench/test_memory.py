@@ -9,7 +9,7 @@ from workbench.bench import memory, search
 from workbench.bench.memory import budget_rows, measured_start, overhead_rows, study_rows
 from workbench.bench.record import record
 from workbench.engine.engine import Engine
-from workbench.experiments.settings import PolicyPlan
+from workbench.experiments.plans import PolicyPlan
 from workbench.experiments.study import run_policies
 
 PLAN = PolicyPlan(3, 2, (0.5, 2.0), (0.08, 0.2, 0.3), 0, repeats=0)

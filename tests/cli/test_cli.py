@@ -14,9 +14,10 @@ from workbench.bench.record import Row
 from workbench.cli import main
 from workbench.cli.options import key_values
 from workbench.errors import ConfigError, ModelError
+from workbench.experiments.plans import sweep_config
 from workbench.experiments.provenance import this_code
 from workbench.experiments.runs import FAILED
-from workbench.experiments.settings import RunSpec, sweep_config
+from workbench.experiments.settings import RunSpec
 from workbench.kernels.isa import VARIABLE, environment, host_sets
 
 CONFIG = sweep_config("quick", num_problems=3)

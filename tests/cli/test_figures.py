@@ -12,10 +12,11 @@ from tests.experiments.fakes import fake_result
 from workbench.cli import main
 from workbench.cli.study import report
 from workbench.experiments.backends import Backend
-from workbench.experiments.execute import one_by_one, replayed_config
+from workbench.experiments.execute import one_by_one
 from workbench.experiments.notebooks import notebook_files
+from workbench.experiments.plans import PLANS, BatchPlan, replayed_config, sweep_config
 from workbench.experiments.provenance import project_root
-from workbench.experiments.settings import PLANS, BatchPlan, RunSpec, sweep_config
+from workbench.experiments.settings import RunSpec
 from workbench.experiments.study import (
     Study,
     completeness,

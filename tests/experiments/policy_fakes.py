@@ -5,8 +5,9 @@ from dataclasses import replace
 from tests.experiments.fakes import fake_result
 from workbench.errors import OutOfMemory
 from workbench.experiments.execute import COUNTS, one_by_one
+from workbench.experiments.plans import ALL, NONE, PolicyPlan, sweep_config
 from workbench.experiments.runs import RunResult
-from workbench.experiments.settings import ALL, NONE, PolicyPlan, RunSpec, sweep_config
+from workbench.experiments.settings import RunSpec
 
 BLOCK = {"llm": 8192, "prm": 32768}
 PEAK = {"llm": 2**21, "prm": 2**23}  # bytes of active blocks

@@ -5,19 +5,20 @@ import pandas as pd
 import pytest
 
 from tests.experiments.fakes import fake_result
+from workbench.experiments import plans
 from workbench.experiments import rows as views
-from workbench.experiments import settings
 from workbench.experiments.claims import batching_claim, finishing_claim
 from workbench.experiments.execute import one_by_one
+from workbench.experiments.plans import BATCHED, LAST_TWO, sweep_config
 from workbench.experiments.runs import RunResult, compare
-from workbench.experiments.settings import ABLATION, BATCHED, LAST_TWO, sweep_config
+from workbench.experiments.settings import ABLATION
 from workbench.experiments.statistics import WORK
 from workbench.experiments.study import figures_home, preview, profile_figures, run_study
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
-PLAN = settings.AblationPlan(4, (1,), num_seeds=2, queue_problems=5)
-RUNS, HOW = settings.ablation_runs(CONFIG, PLAN), {"plan": PLAN, "progress": False}
-SLOWER = dict(zip(settings.MODIFICATIONS, (8.0, 4.0, 2.0, 1.0, 1.0, 3.0)))
+PLAN = plans.AblationPlan(4, (1,), num_seeds=2, queue_problems=5)
+RUNS, HOW = plans.ablation_runs(CONFIG, PLAN), {"plan": PLAN, "progress": False}
+SLOWER = dict(zip(plans.MODIFICATIONS, (8.0, 4.0, 2.0, 1.0, 1.0, 3.0)))
 """How many times the seconds of the last each fake takes; the last two do one work."""
 
 
@@ -55,10 +56,10 @@ def test_gains_are_ratios_of_paired_problems_and_equal_work_is_one(study, rows):
         assert gains.loc[key, "low"] < 2.0 < gains.loc[key, "high"]
     same = gains.loc["stop_at_limit"]
     assert (same["value"], same["low"], same["high"]) == pytest.approx((1.0, 1.0, 1.0))
-    assert gains.loc[settings.BESIDE, "value"] == pytest.approx(1 / 3)
+    assert gains.loc[plans.BESIDE, "value"] == pytest.approx(1 / 3)
     whole = rows[rows["metric"] == "whole"].iloc[0]
     assert whole["value"] == pytest.approx(8.0)
-    assert views.steps_up(study)[-1] == (LAST_TWO[1], settings.BESIDE)
+    assert views.steps_up(study)[-1] == (LAST_TWO[1], plans.BESIDE)
 
 
 def test_rates_are_of_both_seeds_and_problem_batching_of_the_longer_queue(study, rows):

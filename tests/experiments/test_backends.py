@@ -14,8 +14,8 @@ from workbench.errors import ConfigError
 from workbench.experiments import backends
 from workbench.experiments.backends import Backend
 from workbench.experiments.execute import one_by_one
+from workbench.experiments.plans import split_runs, sweep_config
 from workbench.experiments.runs import TABLES, RunStore, compare
-from workbench.experiments.settings import split_runs, sweep_config
 from workbench.experiments.study import run_replayed, run_sweep
 from workbench.trace import read_table, write_table
 

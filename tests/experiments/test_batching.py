@@ -7,16 +7,17 @@ import pytest
 
 from tests.experiments.fake_sweep import FakeSweep
 from workbench.errors import OutOfMemory, RunStoreError
-from workbench.experiments import settings
+from workbench.experiments import plans, settings
 from workbench.experiments.batching import provenance_of_limits, run_batches_replayed
-from workbench.experiments.execute import one_by_one, replayed_config, rung_answers
+from workbench.experiments.execute import one_by_one, rung_answers
+from workbench.experiments.plans import replayed_config
 from workbench.experiments.rows import balance_rows, batch_rows, cells_provenance
 from workbench.experiments.runs import RunResult, compare
 from workbench.experiments.settings import CONTINUOUS, STATIC_BATCH, UNCACHED
 from workbench.experiments.study import run_batches
 
-CONFIG = settings.sweep_config("quick", n=4, max_depth=3)
-PLAN = settings.BatchPlan((4, 32), (16, 256), (4, 32), 2, (4, 16), 2, cells=2)
+CONFIG = plans.sweep_config("quick", n=4, max_depth=3)
+PLAN = plans.BatchPlan((4, 32), (16, 256), (4, 32), 2, (4, 16), 2, cells=2)
 
 
 @one_by_one
@@ -86,7 +87,7 @@ def test_what_was_asked_stands_on_the_figure(study):
 def replayed(tmp_path_factory):
     """The thesis's pair over a small grid: two problems' requests."""
     config = replayed_config("quick", n=4, max_depth=4)
-    plan = settings.BatchPlan((4, 32), (16, 256), (4, 32), 1, (16,), 2)
+    plan = plans.BatchPlan((4, 32), (16, 256), (4, 32), 1, (16,), 2)
     runs = tmp_path_factory.mktemp("replayed")
     return run_batches_replayed(config, plan, runs, progress=False)
 

@@ -7,12 +7,13 @@ import pytest
 
 from workbench.config import SearchConfig, StrategyConfig
 from workbench.errors import ConfigError
-from workbench.experiments import execute, settings
+from workbench.experiments import execute, plans, settings
 from workbench.experiments import rows as views
 from workbench.experiments.memory import feasibility, starting_share
+from workbench.experiments.plans import setting_of, sweep_config
 from workbench.experiments.provenance import PACKAGE, REPLAY_SOURCES, SOURCES, this_code
 from workbench.experiments.runs import compare, load_runs, sweep_problems
-from workbench.experiments.settings import CONTINUOUS, COUNTED, TIMED, setting_of, sweep_config
+from workbench.experiments.settings import CONTINUOUS, COUNTED, TIMED
 from workbench.experiments.study import (
     provenance,
     provenance_of,
@@ -97,7 +98,7 @@ def test_interleaved_searches_bring_what_each_brings_alone(sweep, tmp_path):
 
 def test_a_study_of_policies_measures_the_working_set_first(tmp_path):
     """Two engines in an arena, from W to the rows, with the embedded models."""
-    plan = settings.PolicyPlan(2, 1, (2.0,), (0.3,), 0, repeats=0)
+    plan = plans.PolicyPlan(2, 1, (2.0,), (0.3,), 0, repeats=0)
     study = run_policies(sweep_config("quick", **SMALL), plan, tmp_path, progress=False)
     assert set(study.all_runs["status"]) == {"finished"}
     assert study.runs["llm_final_share"].notna().any()
@@ -123,10 +124,10 @@ def test_a_sweep_with_a_policy_shares_one_memory_and_changes_no_token(sweep, tmp
 @pytest.mark.parametrize("budget", [0.5, 2.0])
 def test_a_run_records_the_split_that_its_arena_starts_with(budget):
     """Guards the column llm_share of runs whose policy starts from its own split."""
-    need = settings.WorkingSet(2**21, 2**23, longest=600)
-    plan = settings.PolicyPlan(3, 1, (budget,), (0.2, 0.3), 0)
-    runs = settings.policy_runs(sweep_config("quick", n=4, max_depth=3), plan, need)
-    spec = next(s for s in runs if s.setting == setting_of(budget, settings.ELASTIC, None, "none"))
+    need = plans.WorkingSet(2**21, 2**23, longest=600)
+    plan = plans.PolicyPlan(3, 1, (budget,), (0.2, 0.3), 0)
+    runs = plans.policy_runs(sweep_config("quick", n=4, max_depth=3), plan, need)
+    spec = next(s for s in runs if s.setting == setting_of(budget, plans.ELASTIC, None, "none"))
     arena, kv_bytes = execute.make_arena(spec), spec.get("kv_bytes")
     started = arena.target["llm"] / arena.num_pages
     assert starting_share(spec.config, kv_bytes) == started
@@ -146,7 +147,7 @@ CELLS = sweep_config(
 def carried_out():
     """Cells of a small search: by role, model, kind, block size."""
     cells, found = execute.Cells(CELLS), {}
-    for spec in settings.batch_runs(CELLS, settings.BatchPlan((4,), (128,), (4,), 1, (4, 16), 1)):
+    for spec in plans.batch_runs(CELLS, plans.BatchPlan((4,), (128,), (4,), 1, (4, 16), 1)):
         key = spec.role, spec.get("model"), spec.get("kind"), spec.config.block_size
         found[key] = cells(spec)
     return found
@@ -187,7 +188,7 @@ FEW = {"num_problems": 2, "n": 4, "max_depth": 4, "shares": [0.08, 0.5]}
 
 @pytest.fixture(scope="module")
 def replayed(root):
-    return run_replayed(execute.replayed_config("quick", **FEW), root)
+    return run_replayed(plans.replayed_config("quick", **FEW), root)
 
 
 def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) -> None:
@@ -200,13 +201,13 @@ def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) 
         left = runs[f"{engine}_bytes"] - runs[f"{engine}_weights_bytes"]
         assert (runs[f"{engine}_blocks"] == left // runs[f"{engine}_block_bytes"]).all()
     text = provenance_of(replayed)
-    assert execute.REPLAYED in text and "Nothing was run: tokens are MATH-500's lengths" in text
+    assert settings.REPLAYED in text and "Nothing was run: tokens are MATH-500's lengths" in text
     assert "simulated NVIDIA A100 40 GB" in text
 
 
 def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(root) -> None:
     """Guards that what is replayed of SmolLM2 is what a measured run of the same settings does."""
-    config = execute.recorded_config("quick", shares=(0.08, 0.3))
+    config = plans.recorded_config("quick", shares=(0.08, 0.3))
     recording = load_recording(config.problems)
     assert sweep_problems(config) == [each.problem for each in recording.problems]
     study = run_replayed(config, root, progress=False)
@@ -218,7 +219,7 @@ def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(root) -
     assert study.runs["llm_preempted"].iloc[0] > 0 == study.runs["llm_preempted"].iloc[1]
     assert study.noise.is_known and study.noise.sigma == 0, "simulated seconds have no noise"
     rows = views.on_rungs(views.memory_split_rows, [study])
-    assert set(rows["rung"]) == {execute.RECORDED}
+    assert set(rows["rung"]) == {settings.RECORDED}
     lost = views.lost_time_rows(study)
     assert views.accounted(lost).between(0.999, 1.001).all(), "a replay has steps alone"
     assert "a recorded search's" in provenance_of(study)
@@ -226,8 +227,8 @@ def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(root) -
 
 def test_what_a_replay_tells_of_the_ablation_is_its_speed(root) -> None:
     """Guards C7 at the thesis's scale: a queue is waited in, and nothing is sampled to an end."""
-    config = execute.replayed_config("quick", **FEW | {"min_problem_batch": 2})
-    plan = settings.replayed_ablation(config)
+    config = plans.replayed_config("quick", **FEW | {"min_problem_batch": 2})
+    plan = plans.replayed_ablation(config)
     study = run_ablation_replayed(config, plan, root, progress=False)
     assert set(study.all_runs["status"]) == {"finished"}
     rows = views.ablation_rows(study)
@@ -242,17 +243,17 @@ def test_what_a_replay_tells_of_the_ablation_is_its_speed(root) -> None:
 
 def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(root) -> None:
     """Guards W first, every policy, no forgetting; and that more memory is no slower."""
-    config = execute.replayed_config("quick", **FEW)
-    plan = settings.replayed_policies(config, settings.PolicyPlan(9, 5, (2.0, 4.0), (0.3,)))
+    config = plans.replayed_config("quick", **FEW)
+    plan = plans.replayed_policies(config, plans.PolicyPlan(9, 5, (2.0, 4.0), (0.3,)))
     study = run_policies_replayed(config, plan, root, progress=False)
     assert not study.all_runs["forget_pruned"].any()
     assert not (study.all_runs["technique"] == "forget_pruned").any()
     need, runs = working_set_of(study.all_runs), study.runs.set_index("setting")
-    assert runs["kv_bytes"][setting_of(2.0, settings.ELASTIC, None, "none")] == 2 * need.total
+    assert runs["kv_bytes"][setting_of(2.0, plans.ELASTIC, None, "none")] == 2 * need.total
     assert need.prm > need.llm > 0
     rows = views.optimisation_rows(study)
     speed = rows[rows["metric"] == "tokens_per_s"].set_index("setting")["value"]
-    for policy, share in (("first_come", None), ("phase_aware", None), (settings.ELASTIC, None)):
+    for policy, share in (("first_come", None), ("phase_aware", None), (plans.ELASTIC, None)):
         tight, roomy = (setting_of(budget, policy, share, "none") for budget in (2.0, 4.0))
         assert speed[tight] <= speed[roomy] * 1.001
     assert not set(rows["metric"]) & {"same", "accuracy"}, "a replay samples and answers nothing"
@@ -298,11 +299,11 @@ def test_a_prm_that_writes_is_replayed_beside_one_that_scores(tmp_path) -> None:
     own = {**FEW, "shares": [0.5], "prm": "qwen2.5-1.5b-instruct", "total_memory": "8GiB"}
     writes = {"prm_format": "thinkprm", "critiques": 2, "critique_tokens": 40}
     plain, writing = (
-        run_replayed(execute.replayed_config("quick", **own, **more), tmp_path)
+        run_replayed(plans.replayed_config("quick", **own, **more), tmp_path)
         for more in ({}, writes)
     )
     before, after = plain.runs.iloc[0], writing.runs.iloc[0]
-    assert "qwen2.5-1.5b-instruct" in after["rung"] and after["rung"] != execute.REPLAYED
+    assert "qwen2.5-1.5b-instruct" in after["rung"] and after["rung"] != settings.REPLAYED
     assert before["sampled_tokens"] == after["sampled_tokens"]
     assert before["prm_decode_tokens"] == 0
     assert before["llm_busy_s"] == pytest.approx(after["llm_busy_s"])  # added up otherwise
@@ -338,7 +339,7 @@ def test_every_setting_of_a_strategy_is_one_of_a_configuration(name: str) -> Non
 
 def test_another_device_or_replay_is_another_run() -> None:
     """A changed constant of cost or workload is not taken for runs stored before it."""
-    made, recorded = execute.replayed_config("quick"), execute.recorded_config("quick")
+    made, recorded = plans.replayed_config("quick"), plans.recorded_config("quick")
     assert execute.replay_identity(PRESETS["h100"], made).code == this_code(replayed=True)["code"]
     assert {PACKAGE / "replay", *SOURCES} == {*REPLAY_SOURCES}
     others = [(PRESETS["h100"], made), (PRESETS["a100-40"], made), (PRESETS["h100"], recorded)]
@@ -347,9 +348,9 @@ def test_another_device_or_replay_is_another_run() -> None:
 
 def test_runs_are_found_again_and_not_mixed_up(replayed, root) -> None:
     """The same question finds the stored runs; another device is another run."""
-    again = run_replayed(execute.replayed_config("quick", **FEW), root)
+    again = run_replayed(plans.replayed_config("quick", **FEW), root)
     assert again.folders == replayed.folders
-    other = run_replayed(execute.replayed_config("quick", **FEW), root, "h100")
+    other = run_replayed(plans.replayed_config("quick", **FEW), root, "h100")
     assert not set(other.folders) & set(replayed.folders)
     assert len(load_runs([*again.folders, *other.folders])) == 4
     assert other.runs["wall_s"].max() < replayed.runs["wall_s"].min()

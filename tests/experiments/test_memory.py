@@ -6,7 +6,7 @@ import pytest
 
 from workbench.errors import ModelError, OutOfMemory
 from workbench.experiments.memory import shares_of
-from workbench.experiments.settings import sweep_config
+from workbench.experiments.plans import sweep_config
 
 TINY = sweep_config("quick")
 

@@ -8,7 +8,7 @@ from tests.experiments.policy_fakes import CONFIG, PEAK, PLAN, execute
 from workbench.errors import RunStoreError
 from workbench.experiments import rows as views
 from workbench.experiments.execute import one_by_one
-from workbench.experiments.settings import ELASTIC, NONE, STATIC, TECHNIQUES, setting_of
+from workbench.experiments.plans import ELASTIC, NONE, STATIC, TECHNIQUES, setting_of
 from workbench.experiments.study import policies_planned, preview, run_policies, working_set_of
 
 FEW = replace(PLAN, budgets=(0.5,), kv_shares=(0.2,))

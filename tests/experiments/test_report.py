@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import committed_tree
 from workbench.experiments import claims as judged
 from workbench.experiments import report, sensitivity
-from workbench.experiments.execute import RECORDED, REPLAYED
+from workbench.experiments.settings import RECORDED, REPLAYED
 from workbench.plots import FIGURES
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import pytest
 from workbench.errors import ConfigError
 from workbench.experiments import requirements
 from workbench.experiments.claims import constant_claim, linear_claim
+from workbench.experiments.plans import sweep_config
 from workbench.experiments.requirements import COMPUTED, MEASURED, study_memory
-from workbench.experiments.settings import sweep_config
 from workbench.experiments.study import figures_home, profile_figures
 from workbench.models.loading import load_model
 from workbench.models.registry import model_spec

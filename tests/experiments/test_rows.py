@@ -15,8 +15,9 @@ from workbench import plots
 from workbench.config import STRATEGIES
 from workbench.experiments import claims, report
 from workbench.experiments import rows as views
-from workbench.experiments.execute import REPLAYED, one_by_one
-from workbench.experiments.settings import StrategyPlan, strategy_runs, sweep_config
+from workbench.experiments.execute import one_by_one
+from workbench.experiments.plans import StrategyPlan, strategy_runs, sweep_config
+from workbench.experiments.settings import REPLAYED
 from workbench.experiments.statistics import wilson
 from workbench.experiments.study import run_study
 

@@ -19,8 +19,9 @@ from tests.experiments.fakes import IDENTITY, store_fake
 from tests.models.gguf_making import random_tensors, write_gguf
 from workbench.errors import RunStoreError
 from workbench.experiments import runs as run_store
+from workbench.experiments.plans import sweep_config
 from workbench.experiments.runs import CONFIG, TEMPORARY, RunStore, compare, load_runs, status_of
-from workbench.experiments.settings import RunSpec, sweep_config
+from workbench.experiments.settings import RunSpec
 from workbench.experiments.statistics import WORK
 from workbench.trace import write_table
 

@@ -8,8 +8,8 @@ import pytest
 
 from workbench.errors import ConfigError
 from workbench.experiments import sensitivity
+from workbench.experiments.plans import sweep_config
 from workbench.experiments.sensitivity import DEPENDS, UNTRIED, Base, Setting, missing_values
-from workbench.experiments.settings import sweep_config
 
 SMALL = replace(
     Base(), asked=replace(Base().asked, n=4, in_flight=2, max_num_seqs=16), rounds=4, replays=3

@@ -7,11 +7,10 @@ from itertools import pairwise
 import pytest
 
 from tests.experiments.fakes import IDENTITY
-from workbench.config import STRATEGIES
+from workbench.config import POLICIES, STRATEGIES
 from workbench.errors import ConfigError
-from workbench.experiments import settings
-from workbench.experiments.execute import replayed_config
-from workbench.experiments.settings import (
+from workbench.experiments import plans, settings
+from workbench.experiments.plans import (
     MODIFICATIONS,
     PLANS,
     PROFILES,
@@ -19,23 +18,24 @@ from workbench.experiments.settings import (
     AblationPlan,
     BatchPlan,
     PolicyPlan,
-    RunSpec,
     StrategyPlan,
     ablation_runs,
     batch_runs,
     plan_of,
     policy_runs,
     reference_runs,
+    replayed_config,
     split_runs,
     strategy_runs,
     sweep_config,
 )
+from workbench.experiments.settings import RunSpec
 from workbench.experiments.statistics import wilson
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
 SMALL = AblationPlan(4, (1,), num_seeds=2, queue_problems=5)
 POLICY = PolicyPlan(3, 2, (0.5, 2.0), (0.08, 0.2, 0.3), 1, (0.3,), 1)
-NEED = settings.WorkingSet(2**21, 2**23, 600)
+NEED = plans.WorkingSet(2**21, 2**23, 600)
 
 
 def test_only_the_thesis_profile_pays_activations_from_the_total_and_all_span_the_axis():
@@ -190,7 +190,7 @@ def test_each_modification_is_the_one_before_with_one_more_switch():
         assert sum(before.settings[k] != v for k, v in after.settings.items()) == 1
     assert ladder[-1].settings.items() < beside.settings.items()
     runs = {run.setting: run for run in ablation_runs(CONFIG, SMALL) if run.role == "ablation"}
-    foot, top, padded = runs["two_runtimes"], runs["stop_at_limit"], runs[settings.BESIDE]
+    foot, top, padded = runs["two_runtimes"], runs["stop_at_limit"], runs[plans.BESIDE]
     assert top.engine("prm").enable_prefix_caching and not foot.engine("prm").enable_prefix_caching
     assert foot.engine("llm") == top.engine("llm")
     off = (foot.config.score_cache, foot.config.problem_batching, foot.config.finish_at_limit)
@@ -203,7 +203,7 @@ def test_each_modification_is_the_one_before_with_one_more_switch():
 def test_padded_batches_are_as_large_as_surely_fit(share, seqs):
     """Every member may become max_model_len long: 128 blocks of the tiny solver's."""
     runs = ablation_runs(CONFIG, replace(SMALL, ablation_share=share))
-    padded = next(run for run in runs if run.setting == settings.BESIDE)
+    padded = next(run for run in runs if run.setting == plans.BESIDE)
     assert padded.engine("llm").max_num_seqs == seqs
 
 
@@ -212,7 +212,7 @@ def test_dear_settings_have_fewer_seeds_and_problem_batching_a_longer_queue():
     assert {run.seed for run in runs if not run.config.score_cache} == {0}
     assert {run.config.max_depth for run in runs if run.role == settings.DEPTH} == {1}
     queue = [run for run in runs if run.role == settings.QUEUE]
-    assert tuple(run.setting for run in queue) == settings.BATCHED
+    assert tuple(run.setting for run in queue) == plans.BATCHED
     assert {run.config.num_problems for run in queue} == {5}
     deep = ablation_runs(CONFIG, replace(SMALL, depth_limits=(1, 2, 40)))
     assert len(deep) == len(runs), "limits that the search's own does not reach are left out"
@@ -223,9 +223,9 @@ def test_policies_are_paired_and_techniques_stand_where_asked():
     runs = policy_runs(CONFIG, POLICY, NEED)
     for budget in POLICY.budgets:
         own = [run for run in runs if run.get("budget") == budget]
-        assert {run.get("policy") for run in own} == set(settings.POLICIES)
-        alone = {run.get("technique") for run in own if run.get("policy") == settings.STATIC}
-        assert alone == (set(TECHNIQUES) if budget == 0.5 else {settings.NONE, settings.ALL})
+        assert {run.get("policy") for run in own} == set(POLICIES)
+        alone = {run.get("technique") for run in own if run.get("policy") == plans.STATIC}
+        assert alone == (set(TECHNIQUES) if budget == 0.5 else {plans.NONE, plans.ALL})
         beside = [run for run in runs if run.get("beside") == budget]
         assert {run.group for run in own} == {run.group for run in beside}
     names = [[run.setting for run in runs if run.seed == seed] for seed in (0, 1)]
@@ -244,7 +244,7 @@ def test_a_run_in_an_arena_names_both_shares_and_its_engines_have_no_memory_of_t
     assert spec.parameters["kv_share"] == 0.2
     everything = next(r for r in runs if r.setting == "0.5W/static_0.3/all")
     for technique in TECHNIQUES.values():
-        assert technique.settings.items() <= TECHNIQUES[settings.ALL].settings.items()
+        assert technique.settings.items() <= TECHNIQUES[plans.ALL].settings.items()
     assert everything.config.problem_batching == "adaptive"
     assert everything.engine("prm").reuse_partial_blocks
 

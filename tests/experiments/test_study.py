@@ -11,9 +11,9 @@ from workbench.errors import ConfigError, ModelError, OutOfMemory, RunStoreError
 from workbench.experiments import study
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.export import tex
+from workbench.experiments.plans import split_runs, sweep_config
 from workbench.experiments.provenance import machine_facts, this_code
 from workbench.experiments.rows import split_rows
-from workbench.experiments.settings import split_runs, sweep_config
 from workbench.experiments.statistics import sentinel_drift
 from workbench.experiments.study import preview, provenance, provenance_of, remarks
 from workbench.plots import memory_split

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import find_browser
 from tests.notebooks.lab import Notebook, lab_server, with_parameters
-from workbench.experiments.settings import sweep_config
+from workbench.experiments.plans import sweep_config
 from workbench.experiments.study import run_sweep
 
 FOLDER = Path(__file__).parents[2] / "notebooks"

@@ -7,7 +7,7 @@ import pytest
 
 from workbench.bench.search import PLANS, make_recording
 from workbench.errors import ConfigError, RecordingError
-from workbench.experiments.settings import VOTE_ONLY
+from workbench.experiments.plans import VOTE_ONLY
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS

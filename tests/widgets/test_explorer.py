@@ -12,8 +12,9 @@ from tests.experiments.fakes import store_fake
 from tests.widgets.conftest import HOSTILE
 from workbench.cli import main
 from workbench.errors import ConfigError, RunStoreError
+from workbench.experiments.plans import sweep_config
 from workbench.experiments.runs import load_runs
-from workbench.experiments.settings import RunSpec, sweep_config
+from workbench.experiments.settings import RunSpec
 from workbench.experiments.study import run_batches
 from workbench.widgets import explorer
 

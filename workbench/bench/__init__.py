@@ -40,7 +40,7 @@ _SEARCH = (*_ENGINE, "kvcache", "tokenizer.py", "trace.py", "search", "experimen
 _BESIDE = ("beside", "engine", "peers", "serve")
 _REPLAY = tuple(f"replay/{n}.py" for n in ("answers", "cost", "devices", "miss_ratio", "simulator",
                                            "what_if", "workload"))  # fmt: skip
-_STUDY = ("experiments/study.py", "experiments/rows.py", "experiments/statistics.py")
+_STUDY = tuple(f"experiments/{n}.py" for n in ("plans", "study", "rows", "statistics"))
 SOURCES = {
     "engine": (*_ENGINE, *(f"bench/{n}.py" for n in ("engine", "kernels", "ceilings", "peers"))),
     "kernels": (*_ENGINE, "bench/kernels.py"),

@@ -36,10 +36,11 @@ from workbench.bench.search import TINY, TINY_PRM
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
-from workbench.experiments import settings
+from workbench.experiments import plans
+from workbench.experiments.plans import ALL, ELASTIC, NONE, STATIC
 from workbench.experiments.rows import UNCAPPED_SETTING, bound_tokens_per_s, differing_nodes
 from workbench.experiments.runs import FINISHED
-from workbench.experiments.settings import ALL, ELASTIC, NONE, REFERENCE, STATIC, THESIS_SHARE
+from workbench.experiments.settings import REFERENCE, THESIS_SHARE
 from workbench.experiments.statistics import WORK, median_interval
 from workbench.experiments.study import Study, run_policies
 from workbench.kvcache.arena import KVArena
@@ -53,11 +54,11 @@ PROFILES = {  # starts; pairs and prompts of an arena's overhead
     "full": {"starts": 9, "pairs": 201, "prompts": 64},
 }
 PARTS = ("starts", "arena", "sharing")
-BUDGETS, SHARES = (0.5, 1.0, 2.0), settings.PolicyPlan().kv_shares
+BUDGETS, SHARES = (0.5, 1.0, 2.0), (0.2, 0.3, 0.5, 0.7)
 PLANS = {  # of sharing, and how often it is carried out
-    "quick": (settings.PolicyPlan(3, 1, BUDGETS, SHARES, 0, repeats=0), 1),
-    "default": (settings.PolicyPlan(16, 2, BUDGETS, SHARES, 0, repeats=0), 2),
-    "full": (settings.PolicyPlan(128, 3, BUDGETS, SHARES, 0, repeats=0), 3),
+    "quick": (plans.PolicyPlan(3, 1, BUDGETS, SHARES, 0, repeats=0), 1),
+    "default": (plans.PolicyPlan(16, 2, BUDGETS, SHARES, 0, repeats=0), 2),
+    "full": (plans.PolicyPlan(128, 3, BUDGETS, SHARES, 0, repeats=0), 3),
 }
 
 
@@ -89,7 +90,7 @@ def mode_of(given: dict[str, Any]) -> dict[str, Any]:
     mode: dict[str, Any] = {"batch_invariant": True, "n": 16, "beam_width": 4, "block_size": 16}
     if given["model"] != TINY:
         return mode
-    config, (plan, _) = settings.sweep_config(given["profile"]), PLANS[given["profile"]]
+    config, (plan, _) = plans.sweep_config(given["profile"]), PLANS[given["profile"]]
     mode |= {"baseline": f"thesis 5.3 modifications on, static kv_share {THESIS_SHARE:g}"}
     mode |= {"budgets_of_w": BUDGETS, "kv_shares": SHARES, "shared_problems": plan.num_problems}
     mode |= {"shared_seeds": given["seeds"] or plan.num_seeds}
@@ -196,7 +197,7 @@ def sharing_rows(profile: str, seeds: int | None = None) -> Iterator[Row]:
     """The study of sharing, carried out as often as the profile says."""
     plan, times = PLANS[profile]
     plan = replace(plan, num_seeds=seeds or plan.num_seeds)
-    config = replace(settings.sweep_config(profile), seeds=tuple(range(plan.num_seeds)))
+    config = replace(plans.sweep_config(profile), seeds=tuple(range(plan.num_seeds)))
     with TemporaryDirectory() as folder:
         places = [Path(folder) / str(number) for number in range(times)]
         yield from study_rows([run_policies(config, plan, place) for place in places])
@@ -209,7 +210,7 @@ def study_rows(studies: Sequence[Study]) -> Iterator[Row]:
     search without techniques: settings are about speed alone.
     """
     plan, tables = studies[0].plan, [each.all_runs for each in studies]
-    assert isinstance(plan, settings.PolicyPlan)
+    assert isinstance(plan, plans.PolicyPlan)
     every = pd.concat([table.assign(time=k) for k, table in enumerate(tables)], ignore_index=True)
     done = every[every["status"] == FINISHED]
     others = [s for s in done["setting"].unique() if s != UNCAPPED_SETTING]
@@ -253,8 +254,8 @@ def budget_rows(runs: pd.DataFrame) -> Iterator[Row]:
         rate = float(rates[setting])
         return Row(name, rate, "tokens/s", label, repeats=repeats, spread=ends, **beside)
 
-    ours, everything = (settings.setting_of(budget, ELASTIC, None, key) for key in (NONE, ALL))
-    thesis, split = (settings.setting_of(budget, STATIC, THESIS_SHARE, key) for key in (NONE, ALL))
+    ours, everything = (plans.setting_of(budget, ELASTIC, None, key) for key in (NONE, ALL))
+    thesis, split = (plans.setting_of(budget, STATIC, THESIS_SHARE, key) for key in (NONE, ALL))
     static = [s for s in done if f"/{STATIC}_" in s and s.endswith(f"/{NONE}")]
     fastest, at = thesis, f"@{budget:g}W"
     if static and ours in done:

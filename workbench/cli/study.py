@@ -56,7 +56,7 @@ def figures(
     """Run what is missing, draw all figures, report."""
     from workbench.experiments import notebooks
     from workbench.experiments.backends import HERE, Backend
-    from workbench.experiments.settings import sweep_config
+    from workbench.experiments.plans import sweep_config
     from workbench.host import usable_cores
 
     parameters = options.key_values(parameter, "-p")
@@ -126,19 +126,19 @@ def _print_left(
     and for what is replayed. given: each notebook's parameters, its own among them; workers: those
     that replay.
     """
-    from workbench.experiments import settings, study
+    from workbench.experiments import plans, study
 
     left = [_print_preview(config, runs, how)] if given.keys() & OF_SWEEP else []
     studies: dict[str, tuple[Any, Any]] = {
-        BATCHING: (settings.BatchPlan, settings.batch_runs),
-        ABLATION: (settings.AblationPlan, settings.ablation_runs),
-        COMPARED: (settings.StrategyPlan, settings.strategy_runs),
-        OPTIMISATION: (settings.PolicyPlan, partial(study.policies_planned, runs_dir=runs,
+        BATCHING: (plans.BatchPlan, plans.batch_runs),
+        ABLATION: (plans.AblationPlan, plans.ablation_runs),
+        COMPARED: (plans.StrategyPlan, plans.strategy_runs),
+        OPTIMISATION: (plans.PolicyPlan, partial(study.policies_planned, runs_dir=runs,
                                                     stale_ok=how["stale_ok"])),
     }  # fmt: skip
     for stem, (kind, runs_of) in studies.items():
         if stem in given:
-            plan = settings.plan_of(kind, config.profile, given[stem])
+            plan = plans.plan_of(kind, config.profile, given[stem])
             left.append(study.preview(config, runs, specs=runs_of(config, plan), **how))
             terminal().print(f"{stem}: {left[-1]}")
     counts = [(each.num_to_run, float(each.runs["expected_s"].sum())) for each in left]
@@ -164,10 +164,11 @@ def _replays_left(
     """What the notebooks replay: a name, how many replays it is, how many of them are not stored,
     and the rough seconds of these. given: as of _print_left.
     """
-    from workbench.experiments import settings, study
+    from workbench.experiments import plans, study
     from workbench.experiments.batching import GRID, run_batches_replayed
-    from workbench.experiments.execute import RECORDED, REPLAYED, recorded_config, replayed_config
+    from workbench.experiments.plans import recorded_config, replayed_config
     from workbench.experiments.sensitivity import Base, replay_seconds
+    from workbench.experiments.settings import RECORDED, REPLAYED
 
     def far(stem: str, **more: Any) -> SweepConfig:
         """The thesis's pair with the sizes that a notebook is given."""
@@ -197,19 +198,19 @@ def _replays_left(
             found = study.run_replayed(far(SPLIT, **asked, **more), runs, **look)
             yield f"replayed, {name} ({SPLIT[:2]})", *left(found)
     if BATCHING in given:
-        grid = settings.changed(GRID, given[BATCHING])
+        grid = plans.changed(GRID, given[BATCHING])
         found = run_batches_replayed(far(BATCHING), grid, runs, **look)
         cell = replace(found.config, num_problems=grid.batch_problems)
         yield f"{REPLAYED} ({BATCHING[:2]})", *left(found, cell)
     if ABLATION in given:
         config = far(ABLATION)
-        ablation = settings.replayed_ablation(config)
+        ablation = plans.replayed_ablation(config)
         found = study.run_ablation_replayed(config, ablation, runs, **look)
         yield f"{REPLAYED} ({ABLATION[:2]})", *left(found)
     if OPTIMISATION in given:
         config = far(OPTIMISATION)
-        plan = settings.plan_of(settings.PolicyPlan, profile, given[OPTIMISATION])
-        plan = settings.replayed_policies(config, plan)
+        plan = plans.plan_of(plans.PolicyPlan, profile, given[OPTIMISATION])
+        plan = plans.replayed_policies(config, plan)
         found = study.run_policies_replayed(config, plan, runs, **look)
         yield f"{REPLAYED} ({OPTIMISATION[:2]})", *left(found)
     if MISSING in given:
@@ -277,7 +278,7 @@ def sweep(
     then --set.
     """
     from workbench.experiments.backends import Backend
-    from workbench.experiments.settings import sweep_config
+    from workbench.experiments.plans import sweep_config
 
     given: Any = {"profile": profile}
     if config:

@@ -12,10 +12,9 @@ from operator import methodcaller
 from typing import Any
 
 from workbench.config import SweepConfig
-from workbench.experiments import settings
+from workbench.experiments import plans, settings
 from workbench.experiments.execute import (
     DEVICE,
-    REPLAYED,
     Asked,
     counts_of_cell,
     one_by_one,
@@ -24,9 +23,10 @@ from workbench.experiments.execute import (
     rung_answers,
 )
 from workbench.experiments.memory import ENGINES, feasibility
+from workbench.experiments.plans import BatchPlan
 from workbench.experiments.rows import cells_provenance
 from workbench.experiments.runs import RunResult
-from workbench.experiments.settings import BatchPlan, RunSpec
+from workbench.experiments.settings import REPLAYED, RunSpec
 from workbench.experiments.study import (
     CARRIES_OVER,
     DRAWN,
@@ -119,8 +119,8 @@ class ReplayedCells:
 
     def _listen(self, spec: RunSpec, answers: Answers) -> None:
         """Replay the search that asks, with the limits that the study takes everywhere else."""
-        usual, clock = settings.PROFILES["thesis"], SimulatedClock()
-        config = replace(spec.config, **{name: usual[name] for name in settings.LIMITS[:2]})
+        usual, clock = plans.PROFILES["thesis"], SimulatedClock()
+        config = replace(spec.config, **{name: usual[name] for name in plans.LIMITS[:2]})
         search = RunSpec(config, spec.llm_share, spec.seed)
         llm, prm = (self._engine(ReplayListener, search, role, answers, clock) for role in ENGINES)
         own: dict[str, Any] = {n: getattr(config, n) for n in ("min_problem_batch", "score_cache")}
@@ -132,7 +132,7 @@ class ReplayedCells:
     ) -> Any:
         """One model's engine with the run's settings and its part of the memory."""
         model, wanted = getattr(answers.recording, role), spec.engine(role)
-        own = (*settings.LIMITS, "batching", "enable_prefix_caching")
+        own = (*plans.LIMITS, "batching", "enable_prefix_caching")
         changes = {name: getattr(wanted, name) for name in own}
         changes["num_blocks"] = feasibility(spec).blocks(role)
         settings_ = settings_of(model, changes)
@@ -147,7 +147,7 @@ def run_batches_replayed(
 ) -> Study:
     """Each model alone over its batch limits, replayed; options: of run_study."""
     device = load_device(DEVICE)
-    specs = [run for run in settings.batch_runs(config, plan) if run.role == settings.TIMED]
+    specs = [run for run in plans.batch_runs(config, plan) if run.role == settings.TIMED]
     given: dict[str, Any] = {"execute": one_by_one(ReplayedCells(device))}
     given["identity"] = replay_identity(device, config)
     return run_study(config, specs, runs_dir, plan=plan, **given | options)

@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workbench.experiments import plans
 from workbench.experiments import rows as drawn
-from workbench.experiments import settings
-from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.provenance import describe
 from workbench.experiments.sensitivity import missing_values, reach, stored
-from workbench.experiments.settings import THESIS_SHARE, nearest_to_thesis
+from workbench.experiments.settings import RECORDED, REPLAYED, THESIS_SHARE, nearest_to_thesis
 from workbench.experiments.statistics import LEVEL, is_replayed, upper_bound_of_none
 from workbench.experiments.study import Study, rung_of
 
@@ -289,7 +288,7 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
 
 def batching_claim(rows: pd.DataFrame) -> Claim:
     """C7, of rows of plots.modifications, by the whole interval of the gain; of a loss, why."""
-    gain = rows[(rows["metric"] == "gain") & (rows["setting"] == settings.BATCHED[1])].iloc[0]
+    gain = rows[(rows["metric"] == "gain") & (rows["setting"] == plans.BATCHED[1])].iloc[0]
     number = (
         f"{gain['value']:.2f} times the problems/min [{gain['low']:.2f}, {gain['high']:.2f}]; "
         f"dramatic means {DRAMATIC:g} times"
@@ -524,7 +523,7 @@ def _intervals(file: Path, metric: str | None, keys: tuple[str, ...]) -> Bounds:
     if metric == "tokens_per_s" and "ratio" in rows:
         columns = ["ratio", "ratio_low", "ratio_high"]
     elif metric == "tokens_per_s":
-        static = (rows["policy"] == settings.STATIC) & (rows["technique"] == settings.NONE)
+        static = (rows["policy"] == plans.STATIC) & (rows["technique"] == plans.NONE)
         rates = rows[static].groupby("budget")["value"].max()
         rows[columns] = rows[columns].div(rows["budget"].map(rates), axis=0)
     found = Bounds()

@@ -49,7 +49,7 @@ from workbench.search.prm import PRM, Critiques, trie_size
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult, Throughput
 from workbench.search.rounds import Progress
-from workbench.search.search import SYSTEM_PROMPTS, Search
+from workbench.search.search import Search
 from workbench.search.strategies import Strategy
 from workbench.search.variants import STRATEGIES
 from workbench.trace import SCHEMA_VERSION, Recorder, Trace
@@ -450,58 +450,10 @@ def padding(spec: RunSpec, steps: pd.DataFrame, needed: int) -> float:
 
 # -- the other rungs: a recorded search of real text, and the thesis's pair at its own size --
 
-REPLAYED = "replayed 1B + 8B"
 DEVICE = "a100-40"
-SIZES = dict.fromkeys(("full", "thesis"), (128, (0, 1, 2)))
-"""Problems and seeds of a profile, else as many problems as are in flight, and one seed."""
-RECORDING, RECORDED = "smollm2-n16", "replayed SmolLM2"
-RECORDED_MEMORY, RECORDED_LENGTH = "2.25GiB", 2048
-"""The least memory in which a share of 0.08 holds a request of so many tokens; none is as long."""
 REPLAYED_SETTINGS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
                      "min_problem_batch", "score_cache", "request_order", "problem_batching",
                      "forget_pruned", "reuse_partial_blocks")  # fmt: skip
-RECORDED_SETTINGS = ("min_problem_batch", "score_cache", "temperature", "top_p", "top_k", "min_p",
-                     "max_step_tokens", "voting", "prm_format")  # fmt: skip
-
-
-def recorded_config(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """The search of RECORDING over a profile's shares: for its own models, or to be replayed."""
-    found = load_recording(RECORDING)
-    own = {name: getattr(found.settings, name) for name in RECORDED_SETTINGS}
-    own |= {n: found.settings.strategy_settings[n] for n in ("n", "beam_width", "max_depth")}
-    own |= {
-        "llm": found.llm.name,
-        "prm": found.prm.name,
-        "problems": RECORDING,
-        "num_problems": len(found.problems),
-        "seeds": (found.settings.seed,),
-        "shares": settings.sweep_config(profile).shares,
-        "total_memory": RECORDED_MEMORY,
-        "max_model_len": RECORDED_LENGTH,
-        "system_prompt": SYSTEM_PROMPTS["search-and-learn"],
-        "warmup_problems": 0,
-        "sentinel_every": 0,
-        "profile": profile,
-    }
-    return SweepConfig.from_dict(own | settings.overridden(overrides))
-
-
-def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """The thesis profile's models and limits, the profile's shares. Activations are outside the
-    total, as on the embedded pair's rung.
-    """
-    num_problems, seeds = SIZES.get(profile, (workload.IN_FLIGHT, (0,)))
-    own = {
-        "num_problems": num_problems,
-        "seeds": seeds,
-        "shares": settings.sweep_config(profile).shares,
-        "activations_in_total": False,
-        "warmup_problems": 0,
-        "sentinel_every": 0,
-        "profile": profile,
-    }
-    thesis = settings.PROFILES["thesis"]
-    return SweepConfig.from_dict(thesis | own | settings.overridden(overrides))
 
 
 def replay_identity(device: Device, config: SweepConfig) -> Identity:
@@ -551,7 +503,7 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         asked |= {"kv_memory": spec.get("kv_bytes"), "kv_share": spec.get("kv_share")}
     else:
         asked |= {"total_memory": spec.total_bytes, "llm_share": spec.llm_share}
-    rung = RECORDED if config.problems == RECORDING else REPLAYED
+    rung = settings.RECORDED if config.problems == settings.RECORDING else settings.REPLAYED
     if config.prm != answers.recording.prm.name:
         asked |= {"prm_spec": model_spec(config.prm), "prm_name": config.prm}
         rung = f"replayed {config.llm} + {config.prm}"

@@ -24,11 +24,11 @@ import pandas as pd
 
 from workbench.config import format_size, parse_size
 from workbench.experiments import claims as judged
-from workbench.experiments import sensitivity, settings
-from workbench.experiments.execute import RECORDED, REPLAYED
+from workbench.experiments import plans, sensitivity, settings
 from workbench.experiments.export import tex_escaped, write_together
+from workbench.experiments.plans import sweep_config
 from workbench.experiments.provenance import counted, project_root
-from workbench.experiments.settings import THESIS_SHARE, sweep_config
+from workbench.experiments.settings import RECORDED, REPLAYED, THESIS_SHARE
 from workbench.models.registry import model_spec
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -236,17 +236,17 @@ def ablation_numbers(drawn: Drawn) -> Named:
     told, found, tried = drawn.parameters("modifications"), Named(), list[list[str]]()
     for rung, pair in MEASURED_AND_THESIS:
         rows: Any = drawn.rows("modifications", rung).set_index(["metric", "setting"])
-        tried.append([key for key in rows.loc["gain"].index if key != settings.BESIDE])
-        scores, whole = rows.loc[("gain", settings.BATCHED[0])], rows.loc["whole"].iloc[0]
+        tried.append([key for key in rows.loc["gain"].index if key != plans.BESIDE])
+        scores, whole = rows.loc[("gain", plans.BATCHED[0])], rows.loc["whole"].iloc[0]
         for name, row in (("ScoreCache", scores), ("Whole", whole)):
             found[f"{pair}{name}"] = FORM.format(*row[BOUNDS])
     gains = drawn.rows("modifications").query("metric == 'gain' and low > 1")["setting"]
     slower = [c.rung for c in drawn.claims if c.key == "C7" and judged.OUT_OF_STEP in c.number]
     told_slower = f"on {judged.listed(map(judged.pair_in_words, slower), '')}: {judged.OUT_OF_STEP}"
-    left = [settings.MODIFICATIONS[key].said for key in tried[0] if key not in tried[1]]
+    left = [plans.MODIFICATIONS[key].said for key in tried[0] if key not in tried[1]]
     (depth,) = (c.number for c in drawn.claims if (c.key, c.rung) == ("C8", TINY))
     return found | {
-        "helping": judged.listed([settings.MODIFICATIONS[key].said for key in gains], ""),
+        "helping": judged.listed([plans.MODIFICATIONS[key].said for key in gains], ""),
         "ablationProblems": f"{told['plan']['num_problems']}",
         "ablationSeeds": counted(len(told["seeds"][: told["plan"]["num_seeds"]]), "seed"),
         "farTried": f"{len(tried[1])} of the {len(tried[0])}, all but {judged.listed(left, '')},",
@@ -262,11 +262,11 @@ def techniques_of(drawn: Drawn, name: str) -> pd.DataFrame:
     without one (kv_share 0); times: tokens/s over those of that split without a technique.
     """
     rows = pd.read_parquet(drawn.folder / f"{name}.parquet").fillna({"kv_share": 0.0})
-    plain, near = rows["technique"] == settings.NONE, rows["kv_share"].isin([0.0, THESIS_SHARE])
+    plain, near = rows["technique"] == plans.NONE, rows["kv_share"].isin([0.0, THESIS_SHARE])
     rows = rows[(rows["budget"] == rows["budget"].min()) & (plain | near)]
     keys = ["policy", "kv_share", "technique", "label"]
     wide = rows.pivot_table("value", keys, "metric", sort=False).reset_index()
-    base = wide[(wide["technique"] == settings.NONE) & (wide["kv_share"] == THESIS_SHARE)].iloc[0]
+    base = wide[(wide["technique"] == plans.NONE) & (wide["kv_share"] == THESIS_SHARE)].iloc[0]
     return wide.assign(times=wide["tokens_per_s"] / base["tokens_per_s"])
 
 
@@ -276,17 +276,17 @@ def policy_numbers(drawn: Drawn) -> Named:
     for figure, name in (("optimisation_replayed", "far"), ("optimisation", "tiny")):
         table = techniques_of(drawn, figure)
         times = table.set_index(["policy", "technique"])["times"].sort_index()
-        static, flows = times[settings.STATIC], times[settings.ELASTIC]
-        alone, together = static.drop([settings.NONE, settings.ALL]), static[settings.ALL]
+        static, flows = times[plans.STATIC], times[plans.ELASTIC]
+        alone, together = static.drop([plans.NONE, plans.ALL]), static[plans.ALL]
         if alone.empty:
             raise LookupError(f"{name}: no technique alone was tried")
         told = {"One": alone.max(), "Together": together, "Rest": together / alone.max(),
-                "All": flows[settings.ALL], "OnTop": flows[settings.ALL] / together,
-                "Flow": flows[settings.NONE] / static[settings.NONE].max()}  # fmt: skip
+                "All": flows[plans.ALL], "OnTop": flows[plans.ALL] / together,
+                "Flow": flows[plans.NONE] / static[plans.NONE].max()}  # fmt: skip
         found |= {f"{name}{key}": f"{value:.2f}" for key, value in told.items()}
-        found[f"{name}OneName"] = settings.TECHNIQUES[alone.idxmax()].said
+        found[f"{name}OneName"] = plans.TECHNIQUES[alone.idxmax()].said
         found[f"{name}Count"] = f"{len(alone)}"
-    tried = table[(table["policy"] == settings.STATIC) & (table["technique"] == settings.NONE)]
+    tried = table[(table["policy"] == plans.STATIC) & (table["technique"] == plans.NONE)]
     shares = tried.set_index("kv_share")["times"].sort_index()
     edge = ", the highest of them" if shares.idxmax() == shares.index[-1] else ""
     for share in rows.loc[rows["metric"] == "infeasible", "kv_share"].drop_duplicates():
@@ -500,7 +500,7 @@ def technique_table(drawn: Drawn) -> pd.DataFrame:
         own = techniques_of(drawn, figure)
         share = own["kv_share"].map(lambda share: f" {share:g}" if share else "")
         names = own.assign(policy=own["policy"].str.replace("_", " ") + share)
-        names["technique"] = own["label"].mask(own["technique"] == settings.ALL, "all of these")
+        names["technique"] = own["label"].mask(own["technique"] == plans.ALL, "all of these")
         cells = own["times"].map("{:.2f}".format) + own["recomputed"].map(" ({:,.0f})".format)
         index = pd.MultiIndex.from_frame(names[["policy", "technique"]])
         columns.append(cells.set_axis(index).rename(judged.PAIRS[rung]))

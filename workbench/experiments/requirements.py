@@ -26,8 +26,9 @@ from workbench.experiments.memory import (
     feasibility,
     shares_of,
 )
+from workbench.experiments.plans import thesis_pair
 from workbench.experiments.runs import machine_columns
-from workbench.experiments.settings import RunSpec, thesis_pair
+from workbench.experiments.settings import RunSpec
 from workbench.experiments.study import provenance_here
 from workbench.models.registry import model_spec
 

@@ -15,12 +15,13 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import OutOfMemory, RunStoreError
-from workbench.experiments import settings
+from workbench.experiments import plans, settings
 from workbench.experiments.execute import DEVICE, rung_answers
 from workbench.experiments.memory import ENGINES, feasibility
+from workbench.experiments.plans import BATCHED, BESIDE, LAST_TWO, NONE
 from workbench.experiments.provenance import counted
 from workbench.experiments.runs import FINISHED, INFEASIBLE, load_table
-from workbench.experiments.settings import BATCHED, BESIDE, CONTINUOUS, LAST_TWO, NONE, TIMED
+from workbench.experiments.settings import CONTINUOUS, TIMED
 from workbench.experiments.statistics import (
     Interval,
     Rates,
@@ -285,8 +286,8 @@ def batch_rows(cells: pd.DataFrame, model: str) -> pd.DataFrame:
     """
     own = cells[(cells["model"] == model) & (cells["role"] == TIMED)]
     whole = own[own["kind"] == CONTINUOUS]
-    limits = product(*(whole[name].unique() for name in settings.LIMITS[:2]))
-    refused = [dict(zip(settings.LIMITS, each)) for each in limits if each[0] > each[1]]
+    limits = product(*(whole[name].unique() for name in plans.LIMITS[:2]))
+    refused = [dict(zip(plans.LIMITS, each)) for each in limits if each[0] > each[1]]
     if refused:
         text = "more sequences than tokens in a step: not all could decode"
         why = {"status": INFEASIBLE, "error": text}
@@ -369,7 +370,7 @@ def ablation_rows(study: Study) -> pd.DataFrame:
     for limit, own in depth_pairs(study).groupby("max_depth") if "correct" in problems else ():
         for side, key in SIDES.items():
             add(key, side, _mean(own, f"correct_{side}"), limit)
-    labels = {key: each.label for key, each in settings.MODIFICATIONS.items()}
+    labels = {key: each.label for key, each in plans.MODIFICATIONS.items()}
     table = pd.DataFrame(rows)
     return table.assign(label=table["setting"].map(labels))
 
@@ -514,7 +515,7 @@ def differing_nodes(study: Study, pairs: Sequence[tuple[str, str]]) -> dict[str,
 PARTS_OF_SETTING = ["setting", "budget", "policy", "kv_share", "llm_share", "technique"]
 POINTS = 240
 """Stretches of a run's steps of one engine of which one point each is kept."""
-UNCAPPED_SETTING = settings.setting_of(None, "first_come", None, NONE)
+UNCAPPED_SETTING = plans.setting_of(None, "first_come", None, NONE)
 
 
 def optimisation_rows(study: Study) -> pd.DataFrame:
@@ -549,7 +550,7 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
     bad = study.all_runs[study.all_runs["status"] == INFEASIBLE].drop_duplicates("setting")
     frames = [pd.DataFrame(rows), bad[PARTS_OF_SETTING].assign(metric="infeasible")]
     table = pd.concat([*frames, *_memory_rows(study, done)], ignore_index=True)
-    labels = {key: technique.label for key, technique in settings.TECHNIQUES.items()}
+    labels = {key: technique.label for key, technique in plans.TECHNIQUES.items()}
     return table.assign(label=table["technique"].map(labels))
 
 
@@ -605,7 +606,7 @@ def _memory_rows(study: Study, done: Sequence[str]) -> Iterator[pd.DataFrame]:
     """
     runs = study.runs[study.runs["setting"].isin(done) & (study.runs["technique"] == NONE)]
     runs = runs[(runs["budget"] == runs["budget"].min()) & (runs["seed"] == runs["seed"].min())]
-    for run in runs[runs["policy"] == settings.ELASTIC].to_dict("records"):
+    for run in runs[runs["policy"] == plans.ELASTIC].to_dict("records"):
         steps = study.table("steps", runs=runs[runs["run_id"] == run["run_id"]])
         for engine, own in steps.groupby("engine"):
             own = own.assign(held=own["blocks_active"] + own["blocks_cached"])

@@ -20,9 +20,9 @@ import pandas as pd
 from workbench.config import format_size, parse_size, require_known
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments.backends import Backend
-from workbench.experiments.execute import REPLAYED
+from workbench.experiments.plans import EVERY_SHARE, sweep_config
 from workbench.experiments.provenance import project_root
-from workbench.experiments.settings import EVERY_SHARE, nearest_to_thesis, overridden, sweep_config
+from workbench.experiments.settings import REPLAYED, nearest_to_thesis, overridden
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
 from workbench.replay.advise import NEAR, ROLES, SHARE, USABLE, Explored, Pair, Question, plateau

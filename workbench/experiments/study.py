@@ -23,11 +23,12 @@ from tqdm.auto import tqdm
 from workbench.config import SweepConfig, format_size
 from workbench.errors import RunStoreError
 from workbench.experiments import execute as carry_out
+from workbench.experiments import plans, settings
 from workbench.experiments import runs as stored
-from workbench.experiments import settings
 from workbench.experiments.backends import Backend
 from workbench.experiments.export import SavedFigure, save_figure
 from workbench.experiments.memory import ENGINES, FeasibleShares, feasibility, shares_of
+from workbench.experiments.plans import NONE, Plan
 from workbench.experiments.provenance import (
     counted,
     describe,
@@ -36,16 +37,7 @@ from workbench.experiments.provenance import (
     runs_folder,
 )
 from workbench.experiments.runs import FINISHED, RunStore, held, load_runs, of_other_code
-from workbench.experiments.settings import (
-    COUNTED,
-    MEASURE,
-    NONE,
-    TIGHT,
-    TIMED,
-    Identity,
-    Plan,
-    RunSpec,
-)
+from workbench.experiments.settings import COUNTED, MEASURE, TIGHT, TIMED, Identity, RunSpec
 from workbench.experiments.statistics import Noise, is_replayed, noise_of, sentinel_drift
 from workbench.replay.devices import Device, load_device
 
@@ -219,29 +211,29 @@ def _identities(
 
 def run_sweep(config: SweepConfig, runs_dir: Folder = None, **options: Any) -> Study:
     """The memory split."""
-    return run_study(config, settings.split_runs(config), runs_dir, **options)
+    return run_study(config, plans.split_runs(config), runs_dir, **options)
 
 
 def run_batches(
-    config: SweepConfig, plan: settings.BatchPlan, runs_dir: Folder = None, **options: Any
+    config: SweepConfig, plan: plans.BatchPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
     """Each model alone over its batch limits."""
     given: dict[str, Any] = {"execute": carry_out.one_by_one(carry_out.Cells(config))} | options
-    return run_study(config, settings.batch_runs(config, plan), runs_dir, plan=plan, **given)
+    return run_study(config, plans.batch_runs(config, plan), runs_dir, plan=plan, **given)
 
 
 def run_policies(
-    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, **options: Any
+    config: SweepConfig, plan: plans.PolicyPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
     """Policies and techniques at budgets in multiples of the working set, which is measured first,
     with memory uncapped. RunStoreError where no such search finishes.
     """
-    run_study(config, settings.reference_runs(config, plan), runs_dir, plan=plan, **options)
+    run_study(config, plans.reference_runs(config, plan), runs_dir, plan=plan, **options)
     specs = policies_planned(config, plan, runs_dir, **options)
     return run_study(config, specs, runs_dir, plan=plan, **options)
 
 
-def working_set_of(runs: pd.DataFrame) -> settings.WorkingSet:
+def working_set_of(runs: pd.DataFrame) -> plans.WorkingSet:
     """Of the first seed's uncapped search; the longest sequence is that of all such searches."""
     done = runs[(runs["status"] == FINISHED) & (runs["role"] == settings.REFERENCE)]
     done = done[done["technique"] == NONE].sort_values("seed")
@@ -249,7 +241,7 @@ def working_set_of(runs: pd.DataFrame) -> settings.WorkingSet:
         reasons = "; ".join(sorted(set(runs["error"].dropna().astype(str))))
         raise RunStoreError(f"No search with memory uncapped finished: {reasons}.")
     llm, prm = (int(done.iloc[0][f"{model}_active_bytes"]) for model in ENGINES)
-    return settings.WorkingSet(llm, prm, longest=int(done["longest"].max()))
+    return plans.WorkingSet(llm, prm, longest=int(done["longest"].max()))
 
 
 def run_replayed(
@@ -270,31 +262,31 @@ def _replays(config: SweepConfig, device: Device) -> dict[str, Any]:
 
 
 def run_ablation_replayed(
-    config: SweepConfig, plan: settings.AblationPlan, runs_dir: Folder = None, **options: Any
+    config: SweepConfig, plan: plans.AblationPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
     """The part of the ablation that a replay tells: speed alone, without sampling to the end."""
     specs = [
         replace(run, config=replace(run.config, finish_at_limit=False))
-        for run in settings.ablation_runs(config, plan)
-        if run.role != settings.DEPTH and run.setting != settings.LAST_TWO[1]
+        for run in plans.ablation_runs(config, plan)
+        if run.role != settings.DEPTH and run.setting != plans.LAST_TWO[1]
     ]
     options |= _replays(config, load_device(carry_out.DEVICE))
     return run_study(config, specs, runs_dir, plan=plan, **options)
 
 
 def run_policies_replayed(
-    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, **options: Any
+    config: SweepConfig, plan: plans.PolicyPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
     """The study of policies as a replay tells it: pruned beams are not forgotten, since a recording
     does not say what a cache then forgets. The uncapped search has a device of any size.
     """
     device = replace(load_device(carry_out.DEVICE), memory_bytes=1 << 50)
     options |= _replays(config, device)
-    run_study(config, settings.reference_runs(config, plan), runs_dir, plan=plan, **options)
+    run_study(config, plans.reference_runs(config, plan), runs_dir, plan=plan, **options)
     specs = [
         replace(run, config=replace(run.config, forget_pruned=False))
         for run in policies_planned(config, plan, runs_dir, **options)
-        if not run.config.forget_pruned or run.get("technique") == settings.ALL
+        if not run.config.forget_pruned or run.get("technique") == plans.ALL
     ]
     return run_study(config, specs, runs_dir, plan=plan, **options)
 
@@ -316,12 +308,12 @@ def run_rungs(
 
     shares: default the profile's. sizes: settings of the thesis's pair; None: its own.
     """
-    recorded = carry_out.recorded_config(profile, shares=shares)
+    recorded = plans.recorded_config(profile, shares=shares)
     found = [run_replayed(recorded, runs_dir, stale_ok=stale_ok)]
     if profile == "full":
-        few = carry_out.recorded_config(profile, shares=COMPARED_SHARES)
+        few = plans.recorded_config(profile, shares=COMPARED_SHARES)
         found.insert(0, run_sweep(few, runs_dir, stale_ok=stale_ok))
-    thesis = carry_out.replayed_config(profile, shares=shares, **sizes)
+    thesis = plans.replayed_config(profile, shares=shares, **sizes)
     return [*found, run_replayed(thesis, runs_dir, stale_ok=stale_ok)]
 
 
@@ -371,9 +363,9 @@ def preview(
     Reads configs and stored rows only. Minutes are no promise.
     """
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
-    specs = settings.split_runs(config) if specs is None else specs
+    specs = plans.split_runs(config) if specs is None else specs
     known, seconds = _identities(specs, None), seconds_per_problem(config, store)
-    each = seconds or settings.SECONDS_PER_PROBLEM.get(config.problems, 1.5)
+    each = seconds or plans.SECONDS_PER_PROBLEM.get(config.problems, 1.5)
     rows = []
     for spec in specs:
         own, fits = store.stored(spec, known(spec)), feasibility(spec)
@@ -382,7 +374,7 @@ def preview(
         if stale is not None and stale_ok and own is None:
             status, stale = f"{FINISHED}, other code", None
         status = status or (TO_RUN if fits.fits else stored.INFEASIBLE)
-        cost = PROBLEMS_PER_CELL.get(spec.role) or settings.COST.get(spec.setting, 1.0)
+        cost = PROBLEMS_PER_CELL.get(spec.role) or plans.COST.get(spec.setting, 1.0)
         cost *= spec.config.n / config.n
         seconds_left = each * cost * spec.config.num_problems * (status == TO_RUN)
         row = {name: getattr(spec, name) for name in ("name", "role", "llm_share", "seed")}
@@ -394,15 +386,15 @@ def preview(
 
 
 def policies_planned(
-    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, **options: Any
+    config: SweepConfig, plan: plans.PolicyPlan, runs_dir: Folder = None, **options: Any
 ) -> list[RunSpec]:
     """Runs of the study of policies; before the working set is known as many, of other sizes."""
-    first = settings.reference_runs(config, plan)
+    first = plans.reference_runs(config, plan)
     study = run_study(config, first, runs_dir, plan=plan, **options | {"compute": False})
     size = int(first[0].get("kv_bytes")) // 2
-    unknown = settings.WorkingSet(size, size, longest=256)
+    unknown = plans.WorkingSet(size, size, longest=256)
     need = unknown if study.missing else working_set_of(study.all_runs)
-    return [*first, *settings.policy_runs(config, plan, need)]
+    return [*first, *plans.policy_runs(config, plan, need)]
 
 
 def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
@@ -482,7 +474,7 @@ def provenance_of(
         at, drawn = rung(study.runs), seed
         note = f"{completeness(study)}; " if getattr(study, "plan", None) is None else ""
         if is_replayed(at):
-            said = NOTHING_WAS_RUN.format(SEARCHED if at == carry_out.RECORDED else DRAWN)
+            said = NOTHING_WAS_RUN.format(SEARCHED if at == settings.RECORDED else DRAWN)
             note += f"{study.config.min_problem_batch} problems in flight. {said}"
             drawn = None
         else:
@@ -545,8 +537,8 @@ def remarks(runs: pd.DataFrame) -> Iterator[str]:
 def figures_home(study: Any) -> Path:
     """Where figures of a study are kept; where settings are its own, beside the profile's."""
     profile = study.config.profile
-    own = study.config == settings.sweep_config(profile)
-    own &= study.plan is None or study.plan == settings.plan_of(type(study.plan), profile)
+    own = study.config == plans.sweep_config(profile)
+    own &= study.plan is None or study.plan == plans.plan_of(type(study.plan), profile)
     return profile_figures(profile if own else f"{profile}-changed")
 
 

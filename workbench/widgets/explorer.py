@@ -19,8 +19,8 @@ import plotly.graph_objects as go
 from workbench import plots
 from workbench.config import SweepConfig, format_size, require_known
 from workbench.errors import RunStoreError, nearest
+from workbench.experiments import plans, settings
 from workbench.experiments import rows as study_rows
-from workbench.experiments import settings
 from workbench.experiments.runs import FINISHED, compare, load_runs, load_table
 from workbench.experiments.settings import COUNTED, MEASURE, REPLAY, SENTINEL, TIMED
 from workbench.experiments.study import provenance
@@ -90,7 +90,7 @@ def picks(runs: pd.DataFrame) -> dict[str, Pick]:
             "`workbench sweep`."
         )
     cells = readable["role"].isin(CELLS)
-    of_a_cell = {*settings.LIMITS, "num_problems"}  # the cells of one study differ in these
+    of_a_cell = {*plans.LIMITS, "num_problems"}  # the cells of one study differ in these
     found = _groups(readable[~cells], set()) | _groups(readable[cells], of_a_cell)
     single = readable[~cells & (readable["status"] == FINISHED)]
     first = single.sort_values("role", key=lambda role: role != MEASURE, kind="stable")
