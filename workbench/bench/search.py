@@ -31,7 +31,7 @@ from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.experiments.execute import Pair, make_search, with_wall_part
 from workbench.experiments.runs import sweep_problems
-from workbench.experiments.settings import RunSpec, overridden
+from workbench.experiments.settings import RunSpec
 from workbench.experiments.statistics import bootstrap_ratio
 from workbench.search.recording import require_destination
 from workbench.search.result import SearchResult
@@ -283,8 +283,7 @@ def make_recording(
     model, num_problems, n, beam_width, strategy = PLANS[name]
     workload = make_workload(model, None, source, num_problems)
     if model == TINY:
-        own = overridden({"problems": source, "num_problems": num_problems})
-        workload = SweepConfig(**own)
+        workload = SweepConfig(problems=source or "tiny", num_problems=num_problems)
         llm, prm = Pair(RunSpec(workload, workload.sentinel_share, 0)).engines.values()
     else:
         llm, prm = (Engine(model, kv_memory=KV_MEMORY) for _ in range(2))

@@ -166,14 +166,13 @@ def _replays_left(
     """
     from workbench.experiments import plans, study
     from workbench.experiments.batching import GRID, run_batches_replayed
-    from workbench.experiments.plans import recorded_config, replayed_config
     from workbench.experiments.sensitivity import Base, replay_seconds
     from workbench.experiments.settings import RECORDED, REPLAYED
 
     def far(stem: str, **more: Any) -> SweepConfig:
         """The thesis's pair with the sizes that a notebook is given."""
         own = {name: given[stem].get(name) for name in ("num_problems", "n", "max_depth")}
-        return replayed_config(profile, **own | more)
+        return plans.replayed_config(profile, **own | more)
 
     def left(found: Study, each: SweepConfig | None = None) -> tuple[int, int, float]:
         """each: what one replay searches, where that is not the study's."""
@@ -185,7 +184,7 @@ def _replays_left(
     same = [stem for stem in ON_RUNGS if stem in given]
     if same:
         shares, notebooks = given[same[0]]["shares"], ", ".join(stem[:2] for stem in same)
-        pairs = {RECORDED: recorded_config(profile, shares=shares)}
+        pairs = {RECORDED: plans.recorded_config(profile, shares=shares)}
         pairs[REPLAYED] = far(same[0], shares=shares)
         for rung, config in pairs.items():
             yield f"{rung} ({notebooks})", *left(study.run_replayed(config, runs, **look))

@@ -105,20 +105,11 @@ def recorded_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     found = load_recording(RECORDING)
     own = {name: getattr(found.settings, name) for name in RECORDED_SETTINGS}
     own |= {n: found.settings.strategy_settings[n] for n in ("n", "beam_width", "max_depth")}
-    own |= {
-        "llm": found.llm.name,
-        "prm": found.prm.name,
-        "problems": RECORDING,
-        "num_problems": len(found.problems),
-        "seeds": (found.settings.seed,),
-        "shares": sweep_config(profile).shares,
-        "total_memory": RECORDED_MEMORY,
-        "max_model_len": RECORDED_LENGTH,
-        "system_prompt": SYSTEM_PROMPTS["search-and-learn"],
-        "warmup_problems": 0,
-        "sentinel_every": 0,
-        "profile": profile,
-    }
+    own |= {"llm": found.llm.name, "prm": found.prm.name, "problems": RECORDING,
+            "num_problems": len(found.problems), "seeds": (found.settings.seed,),
+            "total_memory": RECORDED_MEMORY, "max_model_len": RECORDED_LENGTH,
+            "system_prompt": SYSTEM_PROMPTS["search-and-learn"]}  # fmt: skip
+    own |= _replayed(profile)
     return SweepConfig.from_dict(own | overridden(overrides))
 
 
@@ -127,17 +118,15 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     total, as on the embedded pair's rung.
     """
     num_problems, seeds = SIZES.get(profile, (IN_FLIGHT, (0,)))
-    own = {
-        "num_problems": num_problems,
-        "seeds": seeds,
-        "shares": sweep_config(profile).shares,
-        "activations_in_total": False,
-        "warmup_problems": 0,
-        "sentinel_every": 0,
-        "profile": profile,
-    }
-    thesis = PROFILES["thesis"]
-    return SweepConfig.from_dict(thesis | own | overridden(overrides))
+    own = {"num_problems": num_problems, "seeds": seeds, "activations_in_total": False}
+    own |= _replayed(profile)
+    return SweepConfig.from_dict(PROFILES["thesis"] | own | overridden(overrides))
+
+
+def _replayed(profile: str) -> dict[str, Any]:
+    """How replays of a profile are carried out: at its shares, with nothing to warm up."""
+    how = dict.fromkeys(("warmup_problems", "sentinel_every"), 0)
+    return {"shares": sweep_config(profile).shares, "profile": profile} | how
 
 
 # -- the memory split --
@@ -164,7 +153,6 @@ def split_runs(config: SweepConfig) -> list[RunSpec]:
 
 
 # -- plans: how much the other studies run; fields are called as their notebook's parameters --
-
 
 FROM_0 = ("depth_limits", "queue_problems", "repeats", "num_alone")
 """Fields of plans that may be 0, or an empty list."""
@@ -273,31 +261,18 @@ _GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 16,
 _OF_KV = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 _POLICIES = PolicyPlan(128, 5, (0.5, 1.0, 2.0), _OF_KV, 2, (0.2, 0.3, 0.5, 0.7), 2)
 PLANS: dict[type[Plan], dict[str, Any]] = {
-    BatchPlan: {
-        "quick": BatchPlan((8, 64), (256, 2048), (8, 16), 4, (4, 16, 64), 2),
-        "default": BatchPlan(),
-        "full": _GRID,
-        "thesis": _GRID,
-    },
-    AblationPlan: {
-        "quick": AblationPlan(depth_limits=(4,), queue_problems=18),
-        "default": AblationPlan(),
-        "full": AblationPlan(128, (4, 8, 16, 24, 32), 5, 2, 3, queue_problems=0),
-        "thesis": AblationPlan(128, num_seeds=5, queue_problems=0),
-    },
-    PolicyPlan: {
-        "quick": PolicyPlan(12),
-        "default": PolicyPlan(),
-        "full": _POLICIES,
-        "thesis": _POLICIES,
-    },
-    StrategyPlan: {
-        "quick": StrategyPlan(12, num_seeds=1),
-        "default": StrategyPlan(),
-        "full": StrategyPlan((1072, 640, 320), (4, 16, 64), 1),
-        "thesis": StrategyPlan(128, (4, 16, 64), 5),
-    },
-}
+    BatchPlan: {"quick": BatchPlan((8, 64), (256, 2048), (8, 16), 4, (4, 16, 64), 2),
+                "default": BatchPlan(), "full": _GRID, "thesis": _GRID},
+    AblationPlan: {"quick": AblationPlan(depth_limits=(4,), queue_problems=18),
+                   "default": AblationPlan(),
+                   "full": AblationPlan(128, (4, 8, 16, 24, 32), 5, 2, 3, queue_problems=0),
+                   "thesis": AblationPlan(128, num_seeds=5, queue_problems=0)},
+    PolicyPlan: {"quick": PolicyPlan(12), "default": PolicyPlan(), "full": _POLICIES,
+                 "thesis": _POLICIES},
+    StrategyPlan: {"quick": StrategyPlan(12, num_seeds=1), "default": StrategyPlan(),
+                   "full": StrategyPlan((1072, 640, 320), (4, 16, 64), 1),
+                   "thesis": StrategyPlan(128, (4, 16, 64), 5)},
+}  # fmt: skip
 
 
 def replayed_ablation(config: SweepConfig) -> AblationPlan:
