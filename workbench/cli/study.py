@@ -185,7 +185,8 @@ def _replays_left(
     if same:
         shares, notebooks = given[same[0]]["shares"], ", ".join(stem[:2] for stem in same)
         pairs = {RECORDED: plans.recorded_config(profile, shares=shares)}
-        pairs[REPLAYED] = far(same[0], shares=shares)
+        count = given[same[0]]["num_problems"] or plans.QUEUED.get(profile)
+        pairs[REPLAYED] = far(same[0], shares=shares, num_problems=count)
         for rung, config in pairs.items():
             yield f"{rung} ({notebooks})", *left(study.run_replayed(config, runs, **look))
     if SPLIT in given:

@@ -49,7 +49,7 @@ from workbench.search.search import SYSTEM_PROMPTS
 EVERY_SHARE = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 PROFILES: dict[str, dict[str, Any]] = {
     "quick": {"num_problems": 12, "seeds": (0,), "shares": (0.08, 0.2, 0.3, 0.5)},
-    "default": {"sentinel_every": 16},
+    "default": {"num_problems": 32, "seeds": (0,), "shares": (0.08, 0.15, 0.2, 0.3, 0.4, 0.5)},
     "full": {"num_problems": 128, "seeds": (0, 1, 2, 3, 4), "shares": EVERY_SHARE},
     "thesis": {
         "llm": "llama-3.2-1b",
@@ -72,7 +72,8 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
 }
 """Settings that differ from SweepConfig's own. Problems in flight are the same for every study of a
-pair, and no profile has fewer problems: need and room keep their ratio.
+pair, and no profile has fewer problems: need and room keep their ratio. Rather more problems than
+more seeds: a search spends its first and last minutes with empty caches.
 """
 SECONDS_PER_PROBLEM = {"tiny": 0.55, "math500": 60.0}
 """Rough cost of one problem of a family, until this machine has finished a run."""
@@ -94,6 +95,8 @@ def thesis_pair() -> SweepConfig:
 
 SIZES = dict.fromkeys(("full", "thesis"), (128, (0, 1, 2)))
 """Problems and seeds of a profile, else as many problems as are in flight, and one seed."""
+QUEUED = {"default": 2 * IN_FLIGHT}
+"""Problems of the split alone: where none waits, caches are full for too short a time to tell."""
 RECORDED_MEMORY, RECORDED_LENGTH = "2.25GiB", 2048
 """The least memory in which a share of 0.08 holds a request of so many tokens; none is as long."""
 RECORDED_SETTINGS = ("min_problem_batch", "score_cache", "temperature", "top_p", "top_k", "min_p",
@@ -131,7 +134,7 @@ def _replayed(profile: str) -> dict[str, Any]:
 
 # -- the memory split --
 
-SENTINELS_FROM = 10
+SENTINELS_FROM = 5
 """Sweeps of so few runs have no room for drift to show, and no sentinel."""
 
 
@@ -239,9 +242,9 @@ class StrategyPlan(Plan):
     first so many.
     """
 
-    num_problems: int | tuple[int, ...] = 16
+    num_problems: int | tuple[int, ...] = 20
     beam_counts: tuple[int, ...] = (4, 16)
-    num_seeds: int = 2
+    num_seeds: int = 1
 
     def __post_init__(self) -> None:
         Plan.__post_init__(self)  # slots leave super() no class
@@ -269,7 +272,7 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
                    "thesis": AblationPlan(128, num_seeds=5, queue_problems=0)},
     PolicyPlan: {"quick": PolicyPlan(12), "default": PolicyPlan(), "full": _POLICIES,
                  "thesis": _POLICIES},
-    StrategyPlan: {"quick": StrategyPlan(12, num_seeds=1), "default": StrategyPlan(),
+    StrategyPlan: {"quick": StrategyPlan(12), "default": StrategyPlan(),
                    "full": StrategyPlan((1072, 640, 320), (4, 16, 64), 1),
                    "thesis": StrategyPlan(128, (4, 16, 64), 5)},
 }  # fmt: skip
