@@ -113,7 +113,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
         ),
         (
             ["11", "-p", "num_problems=[20, 10]", "-p", "beam_counts=[4, 8]"],
-            ["11_strategies: 36 of 36 runs to do, about"],
+            ["11_strategies: 18 of 18 runs to do, about"],
             "feasible",
         ),
         (["08"], ["replayed 1B + 8B (08): 14 of 14 replays to do, about 1 min (rough)"], "(07)"),

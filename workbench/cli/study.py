@@ -181,8 +181,7 @@ def _replays_left(
         return count + len(found.folders), count, seconds
 
     look: Any = {"compute": False, "stale_ok": stale_ok}
-    same = [stem for stem in ON_RUNGS if stem in given]
-    if same:
+    if same := [stem for stem in ON_RUNGS if stem in given]:
         shares, notebooks = given[same[0]]["shares"], ", ".join(stem[:2] for stem in same)
         pairs = {RECORDED: plans.recorded_config(profile, shares=shares)}
         count = given[same[0]]["num_problems"] or plans.QUEUED.get(profile)

@@ -49,12 +49,7 @@ from workbench.search.search import SYSTEM_PROMPTS
 EVERY_SHARE = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 PROFILES: dict[str, dict[str, Any]] = {
     "quick": {"num_problems": 12, "seeds": (0,), "shares": (0.08, 0.2, 0.3, 0.5)},
-    "default": {
-        "num_problems": 32,
-        "seeds": (0,),
-        "shares": (0.08, 0.15, 0.2, 0.3, 0.4, 0.5),
-        "sentinel_every": 3,
-    },
+    "default": {"num_problems": 32, "seeds": (0,), "sentinel_every": 4},
     "full": {"num_problems": 128, "seeds": (0, 1, 2, 3, 4), "shares": EVERY_SHARE},
     "thesis": {
         "llm": "llama-3.2-1b",
@@ -77,8 +72,8 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
 }
 """Settings that differ from SweepConfig's own. Problems in flight are the same for every study of a
-pair, and no profile has fewer problems: need and room keep their ratio. Rather more problems than
-more seeds: a search spends its first and last minutes with empty caches.
+pair, and no profile has fewer problems: need and room keep their ratio. Problems rather than
+seeds: a search begins and ends with empty caches.
 """
 SECONDS_PER_PROBLEM = {"tiny": 0.55, "math500": 60.0}
 """Rough cost of one problem of a family, until this machine has finished a run."""
@@ -104,6 +99,7 @@ QUEUED = {"default": 2 * IN_FLIGHT}
 """Problems of the split alone: where none waits, caches are full for too short a time to tell."""
 RECORDED_MEMORY, RECORDED_LENGTH = "2.25GiB", 2048
 """The least memory in which a share of 0.08 holds a request of so many tokens; none is as long."""
+ALIKE = {"warmup_problems": 0, "sentinel_every": 0}  # no simulated second is slower than others
 RECORDED_SETTINGS = ("min_problem_batch", "score_cache", "temperature", "top_p", "top_k", "min_p",
                      "max_step_tokens", "voting", "prm_format")  # fmt: skip
 
@@ -117,7 +113,7 @@ def recorded_config(profile: str = "default", **overrides: Any) -> SweepConfig:
             "num_problems": len(found.problems), "seeds": (found.settings.seed,),
             "total_memory": RECORDED_MEMORY, "max_model_len": RECORDED_LENGTH,
             "system_prompt": SYSTEM_PROMPTS["search-and-learn"]}  # fmt: skip
-    own |= _replayed(profile)
+    own |= {"shares": sweep_config(profile).shares, "profile": profile} | ALIKE
     return SweepConfig.from_dict(own | overridden(overrides))
 
 
@@ -127,14 +123,8 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     """
     num_problems, seeds = SIZES.get(profile, (IN_FLIGHT, (0,)))
     own = {"num_problems": num_problems, "seeds": seeds, "activations_in_total": False}
-    own |= _replayed(profile)
+    own |= {"shares": sweep_config(profile).shares, "profile": profile} | ALIKE
     return SweepConfig.from_dict(PROFILES["thesis"] | own | overridden(overrides))
-
-
-def _replayed(profile: str) -> dict[str, Any]:
-    """How replays of a profile are carried out: at its shares, with nothing to warm up."""
-    how = dict.fromkeys(("warmup_problems", "sentinel_every"), 0)
-    return {"shares": sweep_config(profile).shares, "profile": profile} | how
 
 
 # -- the memory split --
