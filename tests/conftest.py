@@ -35,25 +35,6 @@ def find_browser() -> str | None:
     return given or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
-COMPILED = """
-import sys, types, workbench.kernels
-package = types.ModuleType("workbench.kernels.cpu")  # without its __init__, which imports all
-package.__path__ = [f"{workbench.kernels.__path__[0]}/cpu"]
-sys.modules[package.__name__] = package
-import workbench.kernels.cpu."""
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Before all tests the CPU's kernels are compiled and kept, each in one of two processes: in a
-    fresh clone every worker would else compile all of them.
-    """
-    if config.args == ["tests"] and getattr(config.option, "numprocesses", None):
-        parts = ("attention", "products, workbench.kernels.cpu.rows")
-        jobs = [subprocess.Popen([sys.executable, "-c", COMPILED + part]) for part in parts]
-        for job in jobs:
-            job.wait()
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, with the reason, what this machine cannot run; files with slow tests come first.
 

@@ -95,8 +95,8 @@ def thesis_pair() -> SweepConfig:
 
 SIZES = dict.fromkeys(("full", "thesis"), (128, (0, 1, 2)))
 """Problems and seeds of a profile, else as many problems as are in flight, and one seed."""
-QUEUED = {"default": 2 * IN_FLIGHT}
-"""Problems of the split alone: where none waits, caches are full for too short a time to tell."""
+QUEUED = {"default": 128}
+"""Problems of the split alone, as in full: where none waits, memory is short but briefly."""
 RECORDED_MEMORY, RECORDED_LENGTH = "2.25GiB", 2048
 """The least memory in which a share of 0.08 holds a request of so many tokens; none is as long."""
 ALIKE = {"warmup_problems": 0, "sentinel_every": 0}  # no simulated second is slower than others
