@@ -1,4 +1,4 @@
-# One command each; every target first makes .venv and installs what is missing or has changed.
+# One command each; what needs .venv first makes it, and installs what is missing or has changed.
 #
 #   make setup       .venv alone; then .venv/bin/workbench --help
 #   make figures     run the memory study here and draw it       PROFILE=quick|default|full|thesis
@@ -7,7 +7,8 @@
 #   make lab         JupyterLab on the notebooks
 #   make bench       the benchmarks, into build/bench            BENCH="engine search identity memory"
 #   make bench-peers vLLM and llama.cpp, to bench against        PEERS="vllm llama.cpp search-and-learn"
-#   make clean       everything that can be made again; measured runs (reports/runs) stay
+#   make clean       deletes .venv, build (peers, benchmark records, figures of other profiles) and
+#                    reports/notebooks; measured runs (reports/runs) stay
 #
 # TORCH_INDEX=URL chooses where torch comes from, PYTHON=python3.12 the interpreter, NO_BROWSER=1 leaves apt alone.
 # ARGS= goes to the command as it is:                             make figures ARGS=--dry-run

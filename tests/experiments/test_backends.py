@@ -138,7 +138,7 @@ def test_a_backend_that_cannot_be_is_refused_by_name(monkeypatch, tmp_path, caps
     assert Backend.usual() == Backend("processes", 3)
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
     assert main(["sweep", "--backend", "ray", "--runs", str(tmp_path)]) == 2
-    assert "needs ray: pip install 'workbench[ray]'" in capsys.readouterr().err
+    assert "needs ray: pip install -e '.[ray]'" in capsys.readouterr().err
     monkeypatch.setattr(backends, "find_spec", lambda name: name)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="slurm needs srun"):
@@ -156,7 +156,7 @@ def importable(monkeypatch, tmp_path) -> None:
 @pytest.mark.slow
 def test_replays_on_a_ray_cluster_are_those_here(here, tmp_path, monkeypatch, importable) -> None:
     """Also where workers die in the middle."""
-    ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'workbench[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is an extra: pip install -e '.[ray]'")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
@@ -177,7 +177,7 @@ def test_replays_on_a_ray_cluster_are_those_here(here, tmp_path, monkeypatch, im
 @pytest.mark.slow
 def test_replays_by_submitit_are_those_of_here(here, tmp_path, importable) -> None:
     """As jobs of this machine, in Slurm's place."""
-    pytest.importorskip("submitit", reason="submitit is an extra: pip install 'workbench[slurm]'")
+    pytest.importorskip("submitit", reason="submitit is an extra: pip install -e '.[slurm]'")
     on = Backend("slurm", 2, cluster="local")
     found = run_replayed(here.config, tmp_path / "runs", progress=False, backend=on)
     assert_same_replays(here, found)

@@ -30,7 +30,7 @@ WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}  # as
 Profile = Annotated[
     Literal["quick", "default", "full", "thesis"],
     Option(
-        help="size of the study: quick (12 problems, 1 seed, 4 shares), default (16, 2, 7), "
+        help="size of the study: quick (12 problems, 1 seed, 4 shares), default (32, 1, 7), "
         "full (128, 5, 10), thesis (the 1B + 8B pair on a GPU)"
     ),
 ]

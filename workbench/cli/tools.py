@@ -32,10 +32,10 @@ EXTRAS = {  # package: (what needs it, how to get it)
     "math-verify": ("answers that are not whole numbers", "pip install math-verify"),
     "transformers": ("bench engine's peer, train-tiny, run --engine", "pip install transformers"),
     "httpx": ("run --engine URL", "pip install httpx"),
-    "papermill": ("figures", "pip install 'workbench[notebooks]'"),
+    "papermill": ("figures", "pip install -e '.[notebooks]'"),
     "kaleido": ("figures as SVG and PDF", "pip install kaleido"),
-    "fastapi": ("serve", "pip install 'workbench[serve]'"),
-    "jupyterlab": ("make lab", "pip install 'workbench[notebooks]'"),
+    "fastapi": ("serve", "pip install -e '.[serve]'"),
+    "jupyterlab": ("make lab", "pip install -e '.[notebooks]'"),
 }
 Searched = Annotated[dict[str, Any], [*options_of(SweepConfig, {
     "llm": "generator: a name, hub id, folder or .gguf",
@@ -176,7 +176,7 @@ Asked = Annotated[dict[str, Any], [
 def advise(
     llm: str = Option("llama-3.2-1b", help="generator: a name, hub id, or folder"),
     prm: str = Option("llama-3.1-8b-prm", help="process reward model: likewise"),
-    device: str = Option("a100-40", help="a preset, or a .json file of `workbench calibrate`"),
+    device: str = Option("a100-40", help="a preset, or a .json file of another device (README)"),
     *,
     asked: Asked,
     json: bool = Option(False, "--json", help="print all of it as JSON"),
@@ -306,7 +306,7 @@ def serve(
     try:
         from workbench.serving import server
     except ModuleNotFoundError as error:
-        raise ConfigError(f"serve needs {error.name}: pip install 'workbench[serve]'.") from error
+        raise ConfigError(f"serve needs {error.name}: pip install -e '.[serve]'.") from error
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

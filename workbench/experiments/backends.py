@@ -127,7 +127,7 @@ class Backend:
         package = PACKAGES.get(self.name)
         if package and find_spec(package) is None:
             raise ConfigError(
-                f"The backend {self.name} needs {package}: pip install 'workbench[{self.name}]'."
+                f"The backend {self.name} needs {package}: pip install -e '.[{self.name}]'."
             )
         if self.name == self.cluster and not shutil.which("srun"):
             raise ConfigError("The backend slurm needs srun; start it where sbatch is called.")

@@ -597,8 +597,9 @@ def claims_page(drawn: Drawn) -> str:
 # What the thesis claims, and what was found
 
 Written by `workbench figures` (and `--replot`) from the rows beside each figure; the rules stand in
-`workbench/experiments/claims.py`. *Depends on* means neither at every setting, or that the interval
-reaches to both sides of the rule: the number says on what.
+`workbench/experiments/claims.py`. *Depends on*: true at some settings only, or the interval spans
+the rule's threshold; the number says on what. *Replayed*: scheduler and caches ran on recorded or
+assumed tokens, and a cost model gave the seconds.
 
 {provenance}
 
