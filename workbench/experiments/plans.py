@@ -129,7 +129,7 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 
 # -- the memory split --
 
-SENTINELS_FROM = 5
+SENTINELS_FROM = 6
 """Sweeps of so few runs have no room for drift to show, and no sentinel."""
 
 
