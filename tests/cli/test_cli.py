@@ -219,6 +219,11 @@ def test_a_format_that_no_name_tells_is_taken_from_the_option(capsys):
     assert main(["run", "Compute 3+4-2.", *options, "--prm-format", "rlhflow"]) == 0
 
 
+def test_a_setting_that_one_problem_has_no_use_for_is_refused(capsys):
+    assert main(["run", "--set", "problems=math500"]) == 2
+    assert "takes no --set of problems; --problems, --level" in capsys.readouterr().err
+
+
 def test_reports_a_sound_machine(tmp_path, capsys, monkeypatch):
     """Here, where the tests run, everything needed is present."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # kernels count as compiled: models load

@@ -31,6 +31,17 @@ def test_one_request_of_the_longest_length_sets_the_end():
     assert outside.low == pytest.approx(whole.low + 1 / 64)
 
 
+def test_on_a_gpu_a_model_keeps_the_type_of_its_file():
+    """As engines choose it; in float32 the pair would not fit 24 GiB."""
+    pair = {name: f"dummy:{getattr(sweep_config('thesis'), name)}" for name in ("llm", "prm")}
+    given = sweep_config("thesis", **pair, dtype="auto", total_memory="24GiB")
+    there, named, here = (
+        shares_of(replace(given, **own)) for own in ({}, {"dtype": "bfloat16"}, {"device": "cpu"})
+    )
+    assert there == named and there.low < there.high
+    assert here.llm.weights == 2 * there.llm.weights
+
+
 def test_what_is_not_feasible_or_not_known_is_said():
     ends = shares_of(TINY, total="16MiB")
     assert ends.low > ends.high

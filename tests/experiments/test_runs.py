@@ -11,6 +11,7 @@ import sys
 import tarfile
 import zipfile
 from dataclasses import replace
+from unittest.mock import Mock, patch
 
 import pandas as pd
 import pytest
@@ -201,6 +202,10 @@ def test_a_truncated_archive_and_wrong_names_are_named(tmp_path, two_runs):
     run_store.export_runs(two_runs, archive)
     with pytest.raises(RunStoreError, match="exists already"):
         run_store.export_runs(two_runs, archive)
+    full = Mock(side_effect=OSError("disk full"))
+    with patch("tarfile.TarFile.add", full), pytest.raises(OSError, match="disk"):
+        run_store.export_runs(two_runs, tmp_path / "half.tar")
+    assert not [file for file in tmp_path.iterdir() if "half" in file.name]
     archive.write_bytes(archive.read_bytes()[:-400])
     for found, said in ((archive, "damaged"), (tmp_path / "nothing.zip", "no archive")):
         with pytest.raises(RunStoreError, match=said):

@@ -86,7 +86,9 @@ def test_one_problem_or_two_seeds_without_equal_work_make_nothing_certain():
     three = FakeSweep(seeds=(0, 1, 2))
     known = views.problem_seconds(three)
     assert draw_rates(known, three.runs, "llm_share").difference(0.3, 0.5).high < 0
-    for rates in (seeds, draw_rates(problem, sweep.runs, "llm_share")):
+    share = three.runs["llm_share"].rank(method="dense")
+    alone = draw_rates(known, three.runs[three.runs["seed"] == share % 3], "llm_share")
+    for rates in (seeds, draw_rates(problem, sweep.runs, "llm_share"), alone):
         assert (rates.peak.low, rates.peak.high) == (SHARES[0], SHARES[-1])
         assert rates.difference(0.3, 0.5).low == -np.inf
 
@@ -129,7 +131,9 @@ class Noisy(FakeSweep):
 def test_noise_is_the_spread_of_wall_times_within_groups_of_equal_work():
     row = {"status": "finished", "seed": 0, "llm_share": 0.3, "role": "measure"}
     runs = pd.DataFrame([row | dict.fromkeys(WORK, w) for w in (1, 1, 2, 3)])
-    found = noise_of(runs.assign(wall_s=[10.0, 14.0, 50.0, 90.0], tokens_per_s=1.0))
+    timed = runs.assign(wall_s=[10.0, 14.0, 50.0, 90.0], tokens_per_s=1.0)
+    found = noise_of(timed)
+    assert noise_of(timed.assign(rung=pd.Series(np.nan, runs.index, object))) == found
     assert (found.runs, found.degrees) == (2, 1)
     assert found.spread == pytest.approx(1.4)
     assert found.sigma == pytest.approx(np.log(1.4) / np.sqrt(2))

@@ -307,6 +307,13 @@ def test_lookahead(seed, ends, levels, aggregation, n, max_depth, beam_width, lo
     assert canned.play(strategy) == judged_ahead(canned, n, beam_width, max_depth, lookahead)
 
 
+def test_lookahead_ends_where_no_beam_grows():
+    """Guards a server's thread: how far ahead is the client's to say."""
+    canned = Canned(seed=2, ends=1, levels=3, aggregation="last")
+    far, near = (variants.Lookahead(4, 2, depth, depth) for depth in (10**12, 3))
+    assert canned.play(far) == canned.play(near)
+
+
 @on_trees(beam_width=st.integers(1, 4))
 def test_beam_search(seed, ends, levels, aggregation, n, max_depth, beam_width):
     """Each beam is judged by itself: no step ahead."""

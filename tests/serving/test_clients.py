@@ -126,6 +126,19 @@ def test_logprobs_are_the_engine_s(client, engine):
     assert all(len(tops) == 3 for tops in text.logprobs.top_logprobs)
 
 
+def test_every_sampled_token_has_its_log_probability(client):
+    """The special one that ends a chat, too; in completions it stands among the likeliest."""
+    asked = {"model": SOLVER, "extra_body": {"return_token_ids": True}}
+    greedy = {"messages": CHAT, "temperature": 0, "logprobs": True, **asked}
+    (chat,) = client.chat.completions.create(**greedy, max_tokens=99).choices
+    assert chat.finish_reason == "stop" and len(chat.logprobs.content) == len(chat.token_ids)
+    drawn = {"prompt": "Compute 1+1.", "temperature": 5, "seed": 1, "max_tokens": 9, **asked}
+    (text,) = client.completions.create(logprobs=1, **drawn).choices
+    tops = list(zip(text.logprobs.tokens, text.logprobs.token_logprobs, text.logprobs.top_logprobs))
+    assert len(tops) == len(text.token_ids) and max(len(top) for *_, top in tops) == 2
+    assert all(top[token] == logprob for token, logprob, top in tops)
+
+
 def test_models_tokens_and_states(service, client):
     """What is served, /tokenize, /health, and vLLM's names in /metrics."""
     names = [model.id for model in client.models.list()]

@@ -10,7 +10,9 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 
 from tests.serving.conftest import require_idle, running
+from workbench.errors import ConfigError
 from workbench.models.registry import find_model
+from workbench.serving.server import ServeConfig, Service
 
 LONG = "9" * 90_000
 LONG_CHAT = [{"role": "user", "content": "9" * 3000}]
@@ -210,3 +212,8 @@ def test_paths_and_the_server_afterwards(service):
     status, text = ask(service, COMPLETIONS, TEXT | {"frequency_penalty": 0, "suffix": None})
     assert status == 200 and json.loads(text)["choices"][0]["text"]
     require_idle(service)
+
+
+def test_a_model_is_no_setting_of_all_models():
+    with pytest.raises(ConfigError, match="its models are arguments"):
+        Service(ServeConfig(("tiny-solver",), port=0), {"model": "tiny-prm"})

@@ -61,6 +61,10 @@ def figures(
 
     parameters = options.key_values(parameter, "-p")
     if replot:
+        if dry_run or retry_failed or stale or out or runs or workers or backend != HERE:
+            raise ConfigError(
+                "figures --replot runs nothing: it takes names, --profile and -p alone."
+            )
         redraw(names, profile, parameters)
         return
     on = Backend(backend, workers or (usable_cores() if backend == HERE else None))

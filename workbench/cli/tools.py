@@ -70,6 +70,7 @@ def run(
     """Search one problem; print its answer and tree."""
     from workbench.experiments import execute
     from workbench.experiments.memory import feasibility, shares_of
+    from workbench.experiments.settings import HOW_IT_IS_CARRIED_OUT as CARRIED_OUT
     from workbench.experiments.settings import RunSpec, with_width
     from workbench.search.problems import Problem, load_problems
     from workbench.search.search import as_problems
@@ -86,7 +87,11 @@ def run(
         if place >= len(found):
             raise ConfigError(f"--index is {place}; {source} has problems 0 to {len(found) - 1}.")
         chosen = found[place]
-    config = SweepConfig.from_dict(with_width(settings | key_values(more, "--set")))
+    own = key_values(more, "--set")
+    if idle := own.keys() & {"problems", "num_problems", "levels", "problem_seed", *CARRIED_OUT}:
+        told = f"run searches one problem and takes no --set of {', '.join(sorted(idle))}"
+        raise ConfigError(f"{told}; --problems, --level, --index and --seed say which, and how.")
+    config = SweepConfig.from_dict(with_width(settings | own))
     if engine is None:
         spec = RunSpec(config, 0.3 if llm_share is None else llm_share, seed)
         room = feasibility(spec)

@@ -317,7 +317,7 @@ def _on_ray(needs: Needs, stack: ExitStack) -> tuple[Submit, IsDeath]:
 def _on_slurm(cluster: str, needs: Needs, stack: ExitStack) -> tuple[Submit, IsDeath]:
     """Jobs; SBATCH_PARTITION, SBATCH_TIMELIMIT and others of sbatch's own say more of them."""
     import submitit  # noqa: PLC0415  an optional extra
-    from submitit.core.utils import UncompletedJobError  # noqa: PLC0415
+    from submitit.core.utils import FailedJobError, UncompletedJobError  # noqa: PLC0415
 
     executor = submitit.AutoExecutor(runs_folder() / ".slurm", cluster=cluster)
     size = {"mem_gb": math.ceil(needs.memory / 2**30), "timeout_min": DAY}
@@ -329,7 +329,10 @@ def _on_slurm(cluster: str, needs: Needs, stack: ExitStack) -> tuple[Submit, IsD
         stack.callback(job.cancel, check=False)
         return job
 
-    return submit, lambda problem: isinstance(problem, UncompletedJobError)
+    def is_death(problem: Exception) -> bool:  # a failed job is one whose call raised
+        return isinstance(problem, UncompletedJobError) and not isinstance(problem, FailedJobError)
+
+    return submit, is_death
 
 
 # -- in a worker --

@@ -141,11 +141,19 @@ def feasibility(run: RunSpec) -> Feasibility:
     return FeasibleShares(run.total_bytes, llm, prm).at(run.llm_share)
 
 
+def _itemsize(model: str, config: EngineConfig | SweepConfig) -> int:
+    """Bytes of a number in weights and KV, as models.loading.arithmetic_dtype chooses it."""
+    usual = "float32" if config.device == "cpu" else model_spec(model).dtype
+    return DTYPE_BYTES.get(usual if config.dtype == "auto" else config.dtype, 4)
+
+
 def _need(model: str, config: EngineConfig | SweepConfig, activations: int = 0) -> Need:
-    spec, size = model_spec(model), DTYPE_BYTES.get(config.dtype, 4)
+    spec, size = model_spec(model), _itemsize(model, config)
     blocks = -(-(config.max_model_len or spec.max_model_len) // config.block_size)
     block_bytes = spec.block_bytes(config.block_size, size)
-    weights = held_bytes(model, size) + spec.table_bytes(size)
+    is_packed = config.device == "cpu" and size == DTYPE_BYTES["float32"]  # what is quantised
+    weights = held_bytes(model, size) if is_packed else spec.weight_bytes(size)
+    weights += spec.table_bytes(size)
     return Need(model, weights, activations, block_bytes, blocks)
 
 
@@ -155,9 +163,9 @@ def starting_share(config: SweepConfig, kv_bytes: int) -> float:
 
     Where the memory does not hold both models' longest requests there is no arena: their own parts.
     """
-    room, size, shapes = shares_of(config, total="1TiB"), DTYPE_BYTES.get(config.dtype, 4), []
+    room, shapes = shares_of(config, total="1TiB"), []
     for name, need in zip(ENGINES, (room.llm, room.prm)):
-        layers = model_spec(need.model).layers
+        layers, size = model_spec(need.model).layers, _itemsize(need.model, config)
         shapes.append(BlockShape(name, layers, need.block_bytes // layers, size, need.blocks))
     page = choose_page(shapes)
     floors = [-(-shape.floor_blocks // pack(shape, page).blocks) for shape in shapes]

@@ -86,11 +86,6 @@ def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     return SweepConfig.from_dict(own | with_width(overridden(overrides)))
 
 
-def thesis_pair() -> SweepConfig:
-    """The thesis profile, its models' sizes taken from the package and not from the hub."""
-    return sweep_config("thesis", **{e: f"dummy:{PROFILES['thesis'][e]}" for e in ENGINES})
-
-
 # -- replayed rungs --
 
 SIZES = dict.fromkeys(("full", "thesis"), (128, (0, 1, 2)))
@@ -122,7 +117,11 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     total, as on the embedded pair's rung.
     """
     num_problems, seeds = SIZES.get(profile, (IN_FLIGHT, (0,)))
-    own = {"num_problems": num_problems, "seeds": seeds, "activations_in_total": False}
+    own: dict[str, Any] = {
+        "num_problems": num_problems,
+        "seeds": seeds,
+        "activations_in_total": False,
+    }
     own |= {"shares": sweep_config(profile).shares, "profile": profile} | ALIKE
     return SweepConfig.from_dict(PROFILES["thesis"] | own | overridden(overrides))
 

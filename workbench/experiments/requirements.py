@@ -26,7 +26,7 @@ from workbench.experiments.memory import (
     feasibility,
     shares_of,
 )
-from workbench.experiments.plans import thesis_pair
+from workbench.experiments.plans import sweep_config
 from workbench.experiments.runs import machine_columns
 from workbench.experiments.settings import RunSpec
 from workbench.experiments.study import provenance_here
@@ -133,7 +133,8 @@ def _built(config: EngineConfig) -> dict[str, Any]:
 
 def computed_pair() -> PairMemory:
     """The thesis's pair at 40 GiB; activations are the buffers of one step, by formula."""
-    config = thesis_pair()
+    config = sweep_config("thesis")
+    config = replace(config, llm=f"dummy:{config.llm}", prm=f"dummy:{config.prm}")
     size, longest = DTYPE_BYTES[config.dtype], config.max_model_len
     assert longest is not None
     specs = [model_spec(name) for name in (config.llm, config.prm)]

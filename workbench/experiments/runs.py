@@ -363,15 +363,20 @@ def export_runs(path: Folders, archive: str | Path) -> list[str]:
     files = [file for d in folders for file in sorted(d.iterdir()) if file.name in FILES]
     named = {file: f"{file.parent.name}/{file.name}" for file in files}
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.suffix == ".zip":
-        with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as out:
-            for file, name in named.items():
-                out.write(file, name)
-    else:
-        plain = partial(tarfile.TarInfo.replace, uid=0, gid=0, uname="", gname="", deep=False)
-        with tarfile.open(target, "x:" if target.suffix == ".tar" else "x:gz") as tar:
-            for file, name in named.items():
-                tar.add(file, name, filter=plain)
+    partly = target.with_name(f".{target.name}.partial")
+    try:
+        if target.suffix == ".zip":
+            with zipfile.ZipFile(partly, "w", zipfile.ZIP_DEFLATED) as out:
+                for file, name in named.items():
+                    out.write(file, name)
+        else:
+            plain = partial(tarfile.TarInfo.replace, uid=0, gid=0, uname="", gname="", deep=False)
+            with tarfile.open(partly, "w:" if target.suffix == ".tar" else "w:gz") as tar:
+                for file, name in named.items():
+                    tar.add(file, name, filter=plain)
+        partly.replace(target)
+    finally:
+        partly.unlink(missing_ok=True)
     return [folder.name for folder in folders]
 
 

@@ -181,7 +181,7 @@ def noise_of(runs: pd.DataFrame) -> Noise:
     if runs.empty or not set(WORK) <= set(runs.columns):
         return Noise()
     done = runs[(runs["status"] == "finished") & ~runs["role"].isin(OTHER_MINUTES)]
-    if "rung" in done and len(done) and done["rung"].str.startswith(SIMULATED).all():
+    if "rung" in done and len(done) and done["rung"].fillna("").str.startswith(SIMULATED).all():
         return Noise(degrees=1)
     logs = pd.Series(np.log(done["wall_s"].to_numpy(float)), index=done.index)
     alike = logs.groupby([work for _, work in _work(done).items()])
@@ -345,7 +345,7 @@ def draw_rates(
         pooled=(sums[0] @ together) / (sums[1] @ together),
         pooled_drawn=(weighed @ together) / (spent @ together),
         problems=problems,
-        tells_noise=noise.is_known or len(seeds) >= FEWEST_SEEDS,
+        tells_noise=noise.is_known or index.groupby(by).size().min() >= FEWEST_SEEDS,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 
 from workbench.config import EngineConfig, Range, check
 from workbench.errors import ConfigError, RecordingError, nearest
-from workbench.models.registry import held_bytes, model_spec
+from workbench.models.registry import model_spec
 from workbench.search.prm import SCORE_UNIT, Critiques
 from workbench.search.problems import Problem, pick_uniformly
 from workbench.search.recording import (
@@ -199,7 +199,7 @@ def drawn_engine(
         config=config.to_dict(),
         spec=asdict(spec),
         num_blocks=num_blocks,
-        weight_bytes=held_bytes(model, width) + spec.table_bytes(width),
+        weight_bytes=spec.weight_bytes(width) + spec.table_bytes(width),
         block_bytes=spec.block_bytes(config.block_size, width),
     )
 

@@ -132,6 +132,8 @@ class Lookahead:
             beams = yield from sampled(refill(survivors, self.n - len(done)), known)
             ahead = beams
             for _ in range(min(self.lookahead, self.max_depth - depth)):
+                if not any(beam.can_grow for beam in ahead):
+                    break
                 further = [beam.child(0) if beam.can_grow else beam for beam in ahead]
                 ahead = yield from sampled(further, known)
             asked = {beam.path: beam for beam in (*beams, *ahead)}

@@ -312,8 +312,10 @@ class Choice:
             new = self._bytes(token)
             if self._logprobs is not None:
                 found = logprobs[place]
-                likeliest = nlargest(self._logprobs, found.items(), itemgetter(1))
-                tops = {"top_logprobs": [self._shown(*each) for each in likeliest]}
+                likeliest = dict(nlargest(self._logprobs, found.items(), itemgetter(1)))
+                if self._key == "text":  # there it stands among them, in chats beside them
+                    likeliest[token] = found[token]
+                tops = {"top_logprobs": [self._shown(*each) for each in likeliest.items()]}
                 shown = self._shown(token, found[token]) | tops
                 self._pending.append((len(self._text), self._num_characters, shown))
                 self._num_characters += sum(byte & 0xC0 != 0x80 for byte in new)  # begin one
@@ -321,6 +323,7 @@ class Choice:
         role = {} if self.num_sampled else {"role": "assistant"}  # once
         self.num_sampled += len(token_ids)
         ended, begin, end = output and output.finish_reason, self._num_sent, len(self._text)
+        ends: list[int] = []  # where stop strings begin
         if ended == "stop":
             ends = [p for stop in self._stops if (p := self._text.find(stop)) >= 0]
             last = [token for token in token_ids[-1:] if token in self._stop_ids]
@@ -329,10 +332,11 @@ class Choice:
             end -= max((_begun(self._text, stop) for stop in self._stops), default=0)
         text = self._decoder.decode(bytes(self._text[begin:end]), ended is not None)
         self._num_sent = end
+        whole = ended is not None and not ends  # special tokens, of no bytes, begin at the end
         told = {
             "index": self.index,
             self._key: text if self._key == "text" else {"content": text} | role,
-            "logprobs": None if self._logprobs is None else self._probabilities(end),
+            "logprobs": None if self._logprobs is None else self._probabilities(end + whole),
             "finish_reason": "stop" if ended == "eos" else ended,
         }
         return told | ({"token_ids": list(token_ids)} if self._with_ids else {})

@@ -199,6 +199,8 @@ class Service:
         self.config, self.calls, self.ready, self.closing = config, set[Call](), False, False
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] = lambda: None
+        if "model" in settings:
+            raise ConfigError("--set model=... is no setting of serve: its models are arguments.")
         arena = make_arena(config, EngineConfig.from_dict(settings))
 
         def make() -> dict[str, ServedEngine]:
