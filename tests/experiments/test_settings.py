@@ -143,8 +143,10 @@ def test_problems_in_flight_are_the_same_in_every_profile_and_study_of_a_pair():
         plans = [plan_of(kind, profile) for kind in (AblationPlan, PolicyPlan, StrategyPlan)]
         runs = [*split_runs(config), *ablation_runs(config, plans[0])]
         runs += [*reference_runs(config, tight), *policy_runs(config, tight, NEED)]
-        runs += strategy_runs(config, plans[2])
+        runs += strategy_runs(config, replace(plans[2], num_problems=flight, beam_counts=(4, 16)))
         assert {run.config.min_problem_batch for run in runs} == {flight}
+        wide = strategy_runs(config, replace(plans[2], num_problems=flight, beam_counts=(64,)))
+        assert {run.config.min_problem_batch for run in wide} == {flight // 4}, "as many beams"
         assert min(run.config.num_problems for run in runs) >= flight
         assert settings.THESIS_SHARE in tight.kv_shares
         queued = [run for run in runs if run.role == settings.QUEUE]

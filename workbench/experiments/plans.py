@@ -302,11 +302,14 @@ VOTE_ONLY = ("self_consistency",)  # without a PRM
 
 
 def strategy_runs(config: SweepConfig, plan: StrategyPlan) -> list[RunSpec]:
-    """All strategies beside each other, seed by seed."""
+    """All strategies beside each other, seed by seed. With more beams than the study's 16 fewer
+    problems are in flight: as many beams share the caches.
+    """
     sizes, most = zip(plan.beam_counts, plan.problem_counts), max(plan.problem_counts)
 
     def run(seed: int, n: int, count: int, name: str) -> RunSpec:
         own: Any = {"strategy": name, "n": n, "num_problems": most if name in VOTE_ONLY else count}
+        own["min_problem_batch"] = max(1, config.min_problem_batch * 16 // max(n, 16))
         return make_run(config, THESIS_SHARE, seed, setting=f"{name}-n{n}", **own)
 
     cells = product(config.seeds[: plan.num_seeds], sizes, STRATEGIES)
