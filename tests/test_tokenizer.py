@@ -53,6 +53,13 @@ def test_a_chat_is_dated_the_same_every_day_and_its_template_is_in_the_fingerpri
     assert Tokenizer.from_folder(folder).fingerprint != tokenizer.fingerprint
 
 
+def test_a_template_of_its_own_file_goes_first_and_is_told_of_no_tools(folder):
+    """As transformers has it."""
+    text = "{% if tools is not none or documents is not none %}TOOLS{% endif %}own"
+    (folder / "chat_template.jinja").write_text(text)
+    assert Tokenizer.from_folder(folder).render_chat([]) == "own"
+
+
 def test_what_is_missing_is_named(folder):
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(PromptError, match="no chat template"):

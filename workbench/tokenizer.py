@@ -58,7 +58,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         config = _read_json(folder / "tokenizer_config.json")
-        if "chat_template" not in config and (folder / "chat_template.jinja").is_file():
+        if (folder / "chat_template.jinja").is_file():  # goes before what config says
             config["chat_template"] = (folder / "chat_template.jinja").read_text()
         eos_ids: list[int] = []
         for name in ("generation_config.json", "config.json"):
@@ -85,6 +85,7 @@ class Tokenizer:
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         special = {n: _token_text(self._config[n]) for n in names if self._config.get(n)}
         given = {"messages": messages, "add_generation_prompt": add_generation_prompt, **special}
+        given |= {"tools": None, "documents": None}
         try:
             return self._template.render(**given, date_string=FIXED_DATE)
         except TemplateError as error:

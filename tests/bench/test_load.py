@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from workbench.bench import load
+from workbench.bench.serve import Answer
 from workbench.config import ConfigError
 
 TINY = {"prompt_tokens": 8, "new_tokens": 8, "clients": (1, 3), "offered": (0.5,), "requests": 6}
@@ -32,6 +33,14 @@ def test_both_models_are_served_under_every_split() -> None:
     assert [*rows["share"]] == [0.4, 0.4, 0.6, 0.6]
     assert [*rows["model"].unique()] == ["tiny-solver", "dummy:tiny-solver"]
     assert (rows["refused"] == 0).all() and (rows["served"] > 0).all()
+
+
+def test_rates_of_two_loads_are_of_the_time_in_which_both_last() -> None:
+    """The longer has the machine to itself afterwards; of an answer the part counts that came."""
+    short = [Answer(0.0, 200, [0.5, 1.0], 1.0)]
+    long = [Answer(0.0, 200, [0.5], 0.5), Answer(0.5, 200, [1.0, 2.0], 2.0), Answer(2, 200, [3], 3)]
+    (few, fast), (many, slow) = load.while_all_last([short, long], 10)
+    assert (few, fast, many, slow) == (short, 10.0, long[:2], 15.0)
 
 
 def test_plans_are_checked() -> None:

@@ -132,6 +132,7 @@ PLAIN = ["<eos>", "h", "i", "Ġ", "hi", "Ġhi", "<t>"]
         ("token_type", ["a"], r"ggml\.token_type = .*; allowed: a list of whole numbers"),
         ("add_bos_token", "false", r"ggml\.add_bos_token = 'false'; allowed: true or false"),
         ("model", "llama", r"kind 'llama', SentencePiece; supported: 'gpt2'.*tokenizer\.json"),
+        ("pre", None, r"no tokenizer \(tokenizer.ggml.pre is missing\)"),
         ("pre", "tekken", r"cuts text as 'tekken' does; supported: 'gpt-2', 'smollm'"),
         ("merges", None, r"no tokenizer \(tokenizer.ggml.merges is missing\)"),
         ("merges", ["x yz"], "its tokens and merges do not fit"),

@@ -90,6 +90,10 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"rope_theta": 1e-30}, "rope_theta = 1e-30; supported: 1 or more"),
     ({"rope_scaling": {"rope_type": 3}}, "rope_scaling says rope_type = 3; allowed: a text"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn'"),
+    (
+        {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_parameters": {"rope_theta": 1e6}},
+        "rope_parameters .* and rope_scaling .*; remove one",
+    ),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "lacks 'low_freq_factor'"),
     ({"rope_scaling": STRETCHED | {"high_freq_factor": 1}}, r"1\.0; supported: more than low_freq"),
     ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "= 0; allowed: a whole"),

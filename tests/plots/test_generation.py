@@ -80,6 +80,8 @@ def test_batches_that_do_not_fit_are_crosses_and_the_time_adds_up() -> None:
 
 def test_bytes_have_the_memory_as_a_line_and_say_what_it_holds() -> None:
     fig = plots.engine_memory(memory_rows())
+    one = memory_rows().query("metric != 'bytes' or batch == 1")
+    assert plots.engine_memory(one).data, "a single batch is drawn, too"
     paged = next(t for t in fig.data if t.name == "paged" and t.yaxis == "y")
     np.testing.assert_allclose(paged.y, [b * 8 / 1024 for b in (1, 16, 256)])
     line = next(t for t in fig.data if t.name.startswith("memory"))

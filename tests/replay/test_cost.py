@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from workbench.errors import ConfigError, RecordingError
 from workbench.replay import cost as costs
+from workbench.replay.answers import Answers
 from workbench.replay.cost import ModelWork, StepCost, StepWork, Terms, fit
 from workbench.replay.devices import PRESETS, Device, load_device, write_device
 from workbench.replay.simulator import Costs, MeasuredRun, calibrated, replay
@@ -169,6 +170,19 @@ def test_known_terms_come_back_from_a_replayed_trace(measured) -> None:
     wall = measured.trace.steps["duration_s"].sum() + measured.trace.spans["duration_s"].sum()
     found = replay(measured.answers, device).throughput.wall_s
     assert found == pytest.approx(wall, rel=0.01)
+
+
+def test_one_model_in_both_roles_has_one_fit(measured) -> None:
+    """Of the steps of both: the PRM's, as long as 50 of the LLM's, do not stand for all."""
+    own = measured.recording
+    twice = replace(own, prm=replace(own.prm, name=own.llm.name, spec=own.llm.spec))
+    answers = Answers(twice)
+    trace = replay(answers, MACHINE).trace
+    trace.steps["duration_s"] = np.where(trace.steps["engine"] == "llm", 0.01, 0.5)
+    found = calibrated(MACHINE, [MeasuredRun(answers, trace)])
+    assert found.is_fitted_to(own.llm.name) and not found.is_fitted_to(own.llm.name, "another")
+    ratio = replay(answers, found).throughput.wall_s / trace.steps["duration_s"].sum()
+    assert 0.5 < ratio < 2
 
 
 def test_traces_of_other_runs_are_refused(measured) -> None:

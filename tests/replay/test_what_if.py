@@ -166,6 +166,11 @@ def test_a_callback_stops_a_replay(measured) -> None:
         ),
         ({"device": "rtx-4090", "kv_memory": "24GiB"}, OutOfMemory, "RTX 4090 has 24"),
         ({"device": "h100", "block_size": 0}, ConfigError, "block_size is 0"),
+        (
+            {"device": "h100", "kv_memory": "9MiB", "kv_share": 0.3, "llm": {"num_blocks": 99}},
+            ConfigError,
+            "num_blocks beside a memory",
+        ),
     ],
 )
 def test_questions_that_make_no_sense_are_refused(measured, settings, error, said) -> None:

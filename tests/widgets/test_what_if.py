@@ -90,6 +90,7 @@ def test_words_say_what_it_is_and_no_price_is_made_up(view, position, replays):
     guess = r.interpolated(position.at(0.24), replays)
     assert w.in_words(replays[1]).startswith("Exact replay: at an LLM share of 0.30 of 48.0 MiB")
     assert w.in_words(guess).startswith("Interpolated: at an LLM share of 0.24")
+    assert "at most" in w.in_words(guess) and "roofline alone" in view.provenance
     assert "hour" not in w.cost_in_words(guess)
     assert "at the nearest replay" in w.cost_in_words(guess)
     assert "at 2.5 an hour that is" in w.cost_in_words(replays[1], 2.5)

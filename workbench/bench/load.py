@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,16 @@ from tqdm.auto import tqdm
 
 from workbench.bench import serve
 from workbench.bench.record import meanwhile
-from workbench.bench.serve import Bodies, bodies_of, loads, metrics_of, ours, served, summary
+from workbench.bench.serve import (
+    Answer,
+    Bodies,
+    bodies_of,
+    loads,
+    metrics_of,
+    ours,
+    served,
+    summary,
+)
 from workbench.config import AtLeastOne, check
 from workbench.experiments.provenance import describe, machine_facts
 from workbench.models.registry import DUMMY, model_spec
@@ -110,7 +119,8 @@ def load_rows(plan: LoadPlan) -> pd.DataFrame:
 def split_rows(plan: LoadPlan) -> pd.DataFrame:
     """Two models at once, under each split of one memory by POST /arena/split.
 
-    Columns share (the first model's), model, clients, tokens_per_s, and those of `summary`.
+    Columns share (the first model's), model, clients, tokens_per_s, and those of `summary`, of the
+    time in which both are asked: it ends with the load that ends first.
     """
     rows: list[dict[str, Any]] = []
     models, blocks = (plan.model, plan.second), -(-plan.longest // BLOCK_SIZE)
@@ -130,9 +140,28 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
                 for k, (m, count) in enumerate(zip(models, plan.split_clients))
             ]
             found, _ = _done(loads(url, asked, plan.split_clients))
-            for model, count, answers in zip(models, plan.split_clients, found):
-                rows.append({"share": share, "model": model, "clients": count} | summary(answers))
-    return pd.DataFrame(rows).assign(tokens_per_s=lambda own: own["served"] * plan.new_tokens)
+            both = zip(models, plan.split_clients, while_all_last(found, plan.new_tokens))
+            for model, count, (answers, rate) in both:
+                row = {"share": share, "model": model, "clients": count, "tokens_per_s": rate}
+                rows.append(row | summary(answers))
+    return pd.DataFrame(rows)
+
+
+def while_all_last(
+    loads: Sequence[Sequence[Answer]], new_tokens: int
+) -> list[tuple[list[Answer], float]]:
+    """Of each of several loads at once: what was asked before the first of them ended, and the
+    tokens a second until then (of an answer that goes on, the part of its chunks that had come):
+    after that the others have the machine to themselves.
+    """
+    begin = min(answer.sent for answers in loads for answer in answers)
+    end = min(max(answer.ended for answer in answers) for answers in loads)
+    found = []
+    for answers in loads:
+        asked = [answer for answer in answers if answer.sent < end]
+        parts = [float(np.mean([at <= end for at in a.chunks] or [False])) for a in asked]
+        found.append((asked, new_tokens * sum(parts) / (end - begin)))
+    return found
 
 
 def _asked(

@@ -91,18 +91,19 @@ class Connection:
         over; pauses are drawn at random about a doubling mean, or what the server asks for.
         RemoteError when that is of no use, for any other status, and for what is no JSON object.
         """
-        where, why = f"{self.url}{path}", "nothing came"
+        where, why, failed = f"{self.url}{path}", "nothing came", 0
         async with self._places:
             try:
                 async with asyncio.timeout(self._timeout):
                     for tried in count(1):
-                        pause = min(FIRST_PAUSE * 2 ** (tried - 1), LONGEST_PAUSE)
+                        pause = min(FIRST_PAUSE * 2 ** min(tried - 1, 10), LONGEST_PAUSE)
                         try:
                             method = "GET" if body is None else "POST"
                             response = await self._client.request(method, where, json=body)
                         except httpx.TransportError as error:
                             why = f"{type(error).__name__} {error}".strip()
-                            if tried == TRIES:
+                            failed += 1
+                            if failed == TRIES:
                                 break
                         except (httpx.RequestError, httpx.InvalidURL) as error:
                             told = f"{type(error).__name__} {error}".strip()

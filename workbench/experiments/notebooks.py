@@ -65,8 +65,9 @@ def _assigned(source: str) -> dict[str, Any]:
     return {each.id: ast.literal_eval(to) for each, to in pairs if isinstance(each, ast.Name)}
 
 
-def check_parameters(cells: Sequence[str] | None = None) -> None:
-    """Refuse an unknown parameter from within a notebook, in one of its first cells.
+def check_parameters(cells: Sequence[str] | None = None) -> set[str]:
+    """Refuse an unknown parameter from within a notebook, in one of its first cells; returns those
+    that were set to others than the notebook's own values.
 
     papermill puts its own cell right after the parameters cell and accepts any name there.
     cells: the sources run so far; by default those of the running notebook.
@@ -76,10 +77,13 @@ def check_parameters(cells: Sequence[str] | None = None) -> None:
 
         shell = get_ipython()
         cells = () if shell is None else shell.user_ns["In"]
+    changed = set[str]()
     for before, injected in pairwise(cells):
         if injected.startswith(INJECTED):
-            known = list(_assigned(before))
-            require_known(_assigned(injected), known, "This notebook", "parameter")
+            own, given = _assigned(before), _assigned(injected)
+            require_known(given, list(own), "This notebook", "parameter")
+            changed |= {name for name, value in given.items() if value != own[name]}
+    return changed
 
 
 def parameters_of(files: Iterable[Path], given: Iterable[str]) -> dict[Path, dict[str, Any]]:

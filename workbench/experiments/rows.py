@@ -136,7 +136,8 @@ def problem_seconds(sweep: Tables) -> pd.DataFrame:
     read = computed / computed.groupby(rows["run_id"]).transform("sum")
     steps = sweep.table("steps")
     prm = steps[steps["engine"] == "prm"]
-    new = prm["prefill_tokens"] - prm.filter(regex="^recomputed_tokens_").sum(axis=1)
+    new = prm["prefill_tokens"] + prm["decode_tokens"]
+    new -= prm.filter(regex="^recomputed_tokens_").sum(axis=1)
     return rows.assign(
         sixty=60.0,
         llm_busy_part_s=part * rows["llm_busy_s"],
@@ -201,11 +202,10 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
 
     thrashed = by_stretch(steps, "start_s", ["thrash_events", "thrashed"])
     stretches = thrashed.join(by_stretch(admitted, "scheduled_s", ["look_ups"]), how="outer")
-    searches, parts = sweep.runs["seed"].nunique(), []
-    stretches = stretches.fillna(0).reset_index()
+    parts, stretches = [], stretches.fillna(0).reset_index()
     for (share, engine), rows in stretches.groupby(["llm_share", "engine"]):
         where = {"llm_share": share, "engine": engine}
-        blocks = rate(rows, "thrashed", rows["look_ups"].sum() / searches)
+        blocks = rate(rows, "thrashed", rows["look_ups"].sum() / rows["run_id"].nunique())
         parts.append(where | {"metric": "events_per_1000"} | rate(rows, "thrash_events", 1000.0))
         parts.append(where | {"metric": "blocks"} | blocks)
     return with_rooms(parts, sweep)

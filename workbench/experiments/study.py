@@ -535,10 +535,12 @@ def remarks(runs: pd.DataFrame) -> Iterator[str]:
 # -- figures kept under their fixed names --
 
 
-def figures_home(study: Any) -> Path:
-    """Where figures of a study are kept; where settings are its own, beside the profile's."""
+def figures_home(study: Any, usual: bool = True) -> Path:
+    """Where figures of a study are kept; where settings are its own, beside the profile's. usual:
+    whether what is drawn of its runs is what the notebook draws by itself.
+    """
     profile = study.config.profile
-    own = study.config == plans.sweep_config(profile)
+    own = usual and study.config == plans.sweep_config(profile)
     own &= study.plan is None or study.plan == plans.plan_of(type(study.plan), profile)
     return profile_figures(profile if own else f"{profile}-changed")
 
@@ -556,9 +558,10 @@ def keep_figure(
     folder: Folder = None,
     *,
     beside: Any = None,
+    usual: bool = True,
 ) -> SavedFigure:
     """Save a figure of the study in `folder` (default: its home, or that of the study `beside`)."""
-    place = Path(folder or figures_home(study if beside is None else beside))
+    place = Path(folder or figures_home(study if beside is None else beside, usual))
     first = json.loads(study.runs.iloc[[0]].to_json(orient="records", double_precision=15))[0]
     measured = {"versions": json.loads(first["versions"])}
     for about in ("machine_", "git_"):

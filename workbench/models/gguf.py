@@ -378,7 +378,8 @@ class TokenizerReader:
                 f"{self.where} has a tokenizer of kind {kind!r}{more}; supported: 'gpt2' "
                 "(byte-level BPE). Take the model's folder with tokenizer.json and *.safetensors."
             )
-        name = self.settings.text(_UNDER + "pre", "gpt-2")
+        self._required("pre")  # converters of before May 2024 left it out, and guessing is wrong
+        name = self.settings.text(_UNDER + "pre")
         if name not in PRE_TOKENIZERS:
             known = ", ".join(map(repr, PRE_TOKENIZERS))
             raise ModelError(f"{self.where} cuts text as {name!r} does; supported: {known}.")

@@ -314,6 +314,11 @@ def _rope(settings: Settings) -> tuple[float, RopeScaling | None]:
     """Base and scaling: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
     new, old = settings.part("rope_parameters"), settings.part("rope_scaling")
     rope = new if new.values else old
+    if new.values and old.values:
+        kinds = {each.text("rope_type", each.text("type", "default")) for each in (new, old)}
+        if len(kinds) > 1 or any(new.values.get(k, v) != v for k, v in old.values.items()):
+            told = f"{new.values} and rope_scaling {old.values}"
+            raise ModelError(f"{settings.where} says rope_parameters {told}; remove one of them.")
     theta = rope.number("rope_theta", settings.number("rope_theta", 10000.0))
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "default":

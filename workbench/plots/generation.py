@@ -146,7 +146,7 @@ def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             hover = f"blocks of %{{x:,.0f}}: {told}"
             series(fig, found, "block_size", style, hover, 2, column, showlegend=False)
     given = float(room["value"].iloc[0]) / unit
-    line = theme.capacity(batches[:: len(batches) - 1], [given] * 2, f"memory: {given:,.3g} {name}")
+    line = theme.capacity([batches[0], batches[-1]], [given] * 2, f"memory: {given:,.3g} {name}")
     fig.add_trace(line, row=1, col=1)
     held = " and ".join(f"{int(room.loc[kind, 'batch']):,} {kind}" for kind in room.index)
     say(fig, f"the memory holds {held} sequences", 0, 1, yshift=4)

@@ -50,6 +50,10 @@ class Device:
                 f"Device {self.name!r}: {name} is {value!r}; allowed: a number {allowed}."
             )
 
+    def is_fitted_to(self, *models: str) -> bool:
+        """Whether steps of all these models were measured on it."""
+        return all(model in self.terms for model in models)
+
     def require_room(self, needed: int, what: str) -> None:
         """OutOfMemory where its memory does not hold so many bytes; drivers and activations take
         more, which the caller must leave.

@@ -318,7 +318,9 @@ def replay(
     models = (answers.recording.llm, answers.recording.prm) if models is None else models
     if isinstance(costs, Device):
         each = [StepCost(ModelWork.of(m), costs, Terms.on(costs, m.name)) for m in models]
-        costs = Costs(each[0], each[1], costs.terms.get("request", {}).get("seconds", 0.0))
+        is_fitted = costs.is_fitted_to(*(model.name for model in models))
+        outside = costs.terms.get("request", {}).get("seconds", 0.0) if is_fitted else 0.0
+        costs = Costs(each[0], each[1], outside)
     settings = [settings_of(*each) for each in zip(models, (llm, prm), strict=True)]
     caches = _caches(models, settings, shared, log_calls)
     clock, seconds, request_s = SimulatedClock(), (costs.llm, costs.prm), costs.request_s
@@ -451,9 +453,14 @@ def calibrated(device: Device, runs: Iterable[MeasuredRun]) -> Device:
             )
     steps = pd.concat([run.trace.steps for run in runs])
     recording, terms = runs[-1].answers.recording, {}
-    for name, engine, meter in zip(("llm", "prm"), (recording.llm, recording.prm), meters):
-        seconds = steps.loc[steps["engine"] == name, "duration_s"].tolist()
-        terms[engine.name] = asdict(fit(ModelWork.of(engine), device, meter.works, seconds))
+    engines = {"llm": recording.llm, "prm": recording.prm}
+    for engine in engines.values():  # one model in both roles has one fit, to the steps of both
+        works, seconds = list[Any](), list[float]()
+        for (role, other), meter in zip(engines.items(), meters):
+            if other.name == engine.name:
+                works += meter.works
+                seconds += steps.loc[steps["engine"] == role, "duration_s"].tolist()
+        terms[engine.name] = asdict(fit(ModelWork.of(engine), device, works, seconds))
     outside = sum(float(run.trace.spans["duration_s"].sum()) for run in runs)
     requests = sum(len(run.trace.requests) for run in runs)
     return replace(device, terms=terms | {"request": {"seconds": outside / max(requests, 1)}})

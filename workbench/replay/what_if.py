@@ -185,6 +185,8 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
             )
     elif budgets is not None:
         for model, own, kv in zip(models, changes, budgets, strict=True):
+            if "num_blocks" in own:
+                raise ConfigError("what_if got num_blocks beside a memory; give one of them.")
             own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
     memory = []
     for place, (model, own) in enumerate(zip(models, changes, strict=True)):

@@ -101,8 +101,8 @@ def make_view(
     """The view of a chosen replay among those at the same settings and other shares."""
     position = chosen.position
     device, settings = load_device(position.device), info.header.settings
-    fitted = {info.header.llm.name, info.header.prm.name} & set(device.terms)
-    bound = "" if fitted else "; roofline alone, so seconds are a bound from below"
+    is_fitted = device.is_fitted_to(info.header.llm.name, info.header.prm.name)
+    bound = "" if is_fitted else "; roofline alone, so seconds are a bound from below"
     policy = OWN_CACHES if position.policy is None else f"policy {position.policy}"
     provenance = (
         f"Replayed: {info}, {settings.min_problem_batch} in flight (recording {info.path.stem}); "
@@ -121,7 +121,7 @@ def in_words(chosen: Replay) -> str:
     """What the rings of the share figure stand on."""
     row, position = chosen.row, chosen.position
     device = load_device(position.device)
-    bound = "" if device.terms else "at most "  # a roofline's seconds are a bound from below
+    bound = "" if row["is_fitted"] else "at most "  # a roofline's seconds are a bound from below
     return (
         f"{chosen.kind}: at an LLM share of {position.llm_share:.2f} of "
         f"{format_size(position.total_memory)} (kv_share {row['kv_share']:.2f}; the device has "

@@ -170,9 +170,10 @@ def device_names() -> list[str]:
 class Replay:
     """What a search would be like at a position.
 
-    row: kv_share, tokens_per_s, seconds_per_problem, outside_s (of them neither model's), and of
-    each model, with its role before: kv_tokens, seconds (of a problem), hit_rate, thrash (events in
-    1,000 look-ups). blocks: start_s, engine, blocks_active, blocks_cached, blocks_total. took_s: to
+    row: kv_share, tokens_per_s, seconds_per_problem, outside_s (of them neither model's), is_fitted
+    (1: seconds are of costs fitted to both models, 0: a roofline's, a bound), and of each model,
+    with its role before: kv_tokens, seconds (of a problem), hit_rate, thrash (events in 1,000
+    look-ups). blocks: start_s, engine, blocks_active, blocks_cached, blocks_total. took_s: to
     replay, None where it is interpolated.
     """
 
@@ -192,9 +193,13 @@ class Replay:
         return "Exact replay" if self.is_exact else "Interpolated"
 
 
-@lru_cache(maxsize=4)
 def recorded(path: Path) -> Answers:
-    """A recording prepared for any number of replays."""
+    """A recording prepared for any number of replays; anew where its file has changed."""
+    return _recorded(path, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@lru_cache(maxsize=4)
+def _recorded(path: Path, _changed: int) -> Answers:
     return Answers(thesis() if path == Path(THESIS) else read_recording(path))
 
 
@@ -207,6 +212,7 @@ def replay(info: RecordingInfo, position: Position) -> Replay:
         "kv_share": found.memory[0].kv_bytes / sum(model.kv_bytes for model in found.memory),
         "tokens_per_s": found.throughput.tokens_per_s,
         "seconds_per_problem": found.throughput.wall_s / num_problems,
+        "is_fitted": load_device(position.device).is_fitted_to(*(m.name for m in found.memory)),
     }
     parts, tables = [], (found.trace.steps, found.trace.requests)
     for name, memory in zip(("llm", "prm"), found.memory, strict=True):
