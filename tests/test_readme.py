@@ -58,7 +58,7 @@ LABELS = {
         "gain_at_equal_tokens": "beam search minus weighted best-of-{N}",
         "problems_per_min": "problems a minute",
         "tokens_per_s": "generated tokens a second",
-        "prm_over_ideal": "PRM tokens computed over distinct ones",
+        "prm_over_ideal": "PRM tokens computed over those distinct within a problem",
     },
     "memory": {
         "equal_work_differs@2W": "turns of equal work differed by at most, KV memory 2 W",
@@ -117,7 +117,7 @@ GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "search_systems": (
         {"problems_per_min": "problems a minute", "tokens": "tokens generated a problem",
          "tokens_per_s": "generated tokens a second",
-         "prm_over_ideal": "PRM tokens computed over distinct ones",
+         "prm_over_ideal": "PRM tokens computed over those distinct within a problem",
          "peak_memory": "peak memory of all processes"},
         {"ours": "={}@vllm-both", "our rounds over two vLLM": "{}@vllm-both",
          "Search and Learn": "{}@search-and-learn"},
@@ -370,7 +370,7 @@ def left_of_the_gain(rows: dict[str, Any], mode: dict[str, Any]) -> str:
 
     count = rows["equal_tokens_n"]["value"]
     low, high = rows["gain_at_equal_tokens"]["spread"]
-    verdict = "" if low > 0 else " That interval holds 0: no gain from searching is shown."
+    verdict = "" if low > 0 else " That interval holds 0: no gain of beam search is shown."
     verdict = " There searching loses." if high < 0 else verdict
     own, theirs = (rows[f"{name}tokens_a_problem"]["value"] for name in ("", "equal_"))
     over = f"with the same PRM, which generates {theirs:,.0f} tokens a problem to its {own:,.0f}"

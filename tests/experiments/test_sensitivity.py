@@ -57,25 +57,30 @@ def test_a_conclusion_depends_on_a_value_where_a_setting_breaks_one_of_its_three
     """0.3 on the plateau and both ends below it; losses next to 2 % are told to the hundredth."""
     good = {"best": 0.3, "low": 0.08, "high": 0.5, "plateau_low": 0.2, "plateau_high": 0.4}
     good |= {"loss_low": 0.05, "loss_mid": 0.0, "loss_high": 0.3, "kind": "setting"}
-    good |= {"feasible_low": 0.07, "feasible_high": 0.6, "lacks": ""}
+    good |= {"feasible_low": 0.07, "feasible_high": 0.6, "lacks": "", "tokens_per_s": 75.0}
+    free = {"value": "block size", "setting": "1", "what": "no limit", "tokens_per_s": 100.0}
     cells = [
         {"value": "taken", "setting": "taken"},
         {"value": "n", "setting": "4", "loss_high": 0.0199},
         {"value": "n", "setting": "8", "loss_low": 0.0, "loss_high": 1e-5},
         {"value": "n", "setting": "64"},
         {"value": "seeds", "setting": "seed 1", "loss_low": 0.07},
+        {"value": "block size", "setting": "1", "loss_high": 0.0},
+        free | {"kind": "replay"},
         {"value": "beam width", "setting": "2", "loss_mid": 0.1},
         {"value": "dtype", "setting": "float32", "best": None, "lacks": "lack 4.0 GiB"},
     ]
     table = missing_values(pd.DataFrame([good | each for each in cells])).set_index("value")
     found = table["conclusion"].to_dict()
     assert found == {
-        "n": DEPENDS, "seeds": sensitivity.SURVIVES, "beam width": DEPENDS, "dtype": UNTRIED,
+        "n": DEPENDS, "seeds": sensitivity.SURVIVES, "block size": DEPENDS, "beam width": DEPENDS, "dtype": UNTRIED,
         sensitivity.WHOSE: UNTRIED,
     }  # fmt: skip
     assert table["told"]["n"].startswith(
         "with 4: only 1.99 % is lost at 0.50; with 8: nothing is lost at 0.08 or 0.50; plateau 0.20"
     )
+    lost = "at 0.50 (at the best share, too, 25 % is lost to memory without limit); plateau"
+    assert table["told"]["block size"].startswith(f"with 1: nothing more is lost {lost}")
     assert table["told"]["beam width"].startswith("with 2: 10 % is lost at 0.3;")
     assert "0.40 to 0.50 of 0.08 to 0.5" in table["told"][sensitivity.WHOSE]
 

@@ -81,7 +81,7 @@ def test_without_triton_a_gpu_takes_plain_torch() -> None:
     )
     said = printed(code)
     assert said.startswith("reference The Triton kernels need the package triton")
-    assert "pip install 'workbench[gpu]'" in said
+    assert "pip install -e '.[gpu]'" in said
     assert said.endswith("Plain torch computes instead.")
 
 

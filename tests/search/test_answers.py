@@ -65,7 +65,7 @@ def test_whole_numbers_need_no_extra_and_others_name_it(monkeypatch):
     """The tiny family is searched without math-verify; MATH says what to install."""
     monkeypatch.setitem(sys.modules, "math_verify", None)
     assert same_answer("12", "012")
-    with pytest.raises(WorkbenchError, match=r"workbench\[search\]"):
+    with pytest.raises(WorkbenchError, match="pip install math-verify"):
         same_answer("x+1", "1+x+0")
 
 

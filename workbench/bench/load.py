@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import urllib.request
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -119,8 +120,9 @@ def load_rows(plan: LoadPlan) -> pd.DataFrame:
 def split_rows(plan: LoadPlan) -> pd.DataFrame:
     """Two models at once, under each split of one memory by POST /arena/split.
 
-    Columns share (the first model's), model, clients, tokens_per_s, and those of `summary`, of the
-    time in which both are asked: it ends with the load that ends first.
+    Columns share (the first model's), model, clients, tokens_per_s and served, of the time in which
+    both are asked: it ends with the load that ends first; seconds of `summary`, of what was asked
+    in it.
     """
     rows: list[dict[str, Any]] = []
     models, blocks = (plan.model, plan.second), -(-plan.longest // BLOCK_SIZE)
@@ -142,8 +144,10 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
             found, _ = _done(loads(url, asked, plan.split_clients))
             both = zip(models, plan.split_clients, while_all_last(found, plan.new_tokens))
             for model, count, (answers, rate) in both:
+                seen = summary(answers)  # the rates in it are of each model's own time
+                told = {name: seen[name] for name in seen.keys() - {"goodput", "little"}}
                 row = {"share": share, "model": model, "clients": count, "tokens_per_s": rate}
-                rows.append(row | summary(answers))
+                rows.append(row | told | {"served": rate / plan.new_tokens})
     return pd.DataFrame(rows)
 
 
@@ -168,14 +172,17 @@ def _asked(
     url: str, bodies: Bodies, clients: int, rate: float | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """What a load comes to, and the requests inside while it lasts."""
-    inside = list[float]()
+    seen = list[tuple[float, float]]()
 
     def look() -> None:
-        inside.extend(metrics_of(url, r"vllm:num_requests_\w+"))
+        counts = sum(metrics_of(url, r"vllm:num_requests_\w+"))
+        seen.append((time.perf_counter(), counts))
 
     with meanwhile(look, lambda: EVERY):
         (answers,), _ = _done(loads(url, [bodies], [clients], rate, seed))
-    return summary(answers) | {"inside": float(np.mean(inside))}
+    begin, end = min(each.sent for each in answers), max(each.ended for each in answers)
+    inside = [count for at, count in seen if begin < at < end]  # neither before nor after the load
+    return summary(answers) | {"inside": float(np.mean(inside or [np.nan]))}
 
 
 def _done(work: Coroutine[Any, Any, Any]) -> Any:

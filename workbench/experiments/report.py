@@ -225,7 +225,12 @@ def batch_numbers(drawn: Drawn) -> Named:
         for role, value in at[["model", "value"]].itertuples(index=False):
             found[f"{name}{role.capitalize()}Steps"] = f"{value:,.0f}"
     waste = rows[(rows["metric"] == "waste") & (rows["model"] == "llm")]
-    most = waste.groupby(["kind", "block_size"])["value"].max()
+    padded = waste[waste["kind"] == settings.STATIC_BATCH].set_index("max_num_seqs")["value"]
+    same = waste[
+        waste["max_num_seqs"] == padded.idxmax()
+    ]  # both at the limit where padding is most
+    most = same.groupby(["kind", "block_size"])["value"].max()
+    found["paddedSeqs"] = f"{padded.idxmax():g}"
     found["paddedWaste"] = percent(most[settings.STATIC_BATCH].max())
     told = [f"{percent(v)} in blocks of {size:g}" for size, v in most[settings.CONTINUOUS].items()]
     return found | {"waste": judged.listed(told, "")}
@@ -248,7 +253,8 @@ def ablation_numbers(drawn: Drawn) -> Named:
     return found | {
         "helping": judged.listed([plans.MODIFICATIONS[key].said for key in gains], ""),
         "ablationProblems": f"{told['plan']['num_problems']}",
-        "ablationSeeds": counted(len(told["seeds"][: told["plan"]["num_seeds"]]), "seed"),
+        "ablationSeeds": counted(len(told["seeds"][: told["plan"]["num_seeds"]]), "seed")
+        + f", without a score cache {len(told['seeds'][: told['plan']['dear_seeds']])}",
         "farTried": f"{len(tried[1])} of the {len(tried[0])}, all but {judged.listed(left, '')},",
         "farAblationProblems": drawn.said("modifications", OF_REPLAY),
         "ablationInFlight": f"{told['min_problem_batch']}",
@@ -504,7 +510,7 @@ def technique_table(drawn: Drawn) -> pd.DataFrame:
         cells = own["times"].map("{:.2f}".format) + own["recomputed"].map(" ({:,.0f})".format)
         index = pd.MultiIndex.from_frame(names[["policy", "technique"]])
         columns.append(cells.set_axis(index).rename(judged.PAIRS[rung]))
-    return pd.concat(columns, axis=1).fillna("not replayed").reset_index()
+    return pd.concat(columns, axis=1).fillna("not run, or no room").reset_index()
 
 
 def verdict_table(drawn: Drawn) -> pd.DataFrame:

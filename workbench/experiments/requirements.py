@@ -169,7 +169,8 @@ def memory_part_rows(study: MemoryStudy) -> pd.DataFrame:
             continue  # it fits by the formula alone
         for row in both if run is not None else ():
             row |= {part: run[f"{row['model']}_{name}_bytes"] for part, name in BUILT.items()}
-        tokens = {f"{row['model']}_kv_tokens": row["kv"] // row["token"] for row in both}
+        sizes = ((row, row["block_size"]) for row in both)  # what is cached is whole blocks
+        tokens = {f"{r['model']}_kv_tokens": r["kv"] // r["token"] // b * b for r, b in sizes}
         rows += [row | tokens | {"part": p, "bytes": row[p]} for row in both for p in PARTS]
     own = ["token", "blocks", "block_size", "low_end", "high_end"]
     table = pd.DataFrame(rows).drop(columns=[*PARTS, *own])

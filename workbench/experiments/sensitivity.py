@@ -25,7 +25,17 @@ from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import REPLAYED, nearest_to_thesis, overridden
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
-from workbench.replay.advise import NEAR, ROLES, SHARE, USABLE, Explored, Pair, Question, plateau
+from workbench.replay.advise import (
+    NEAR,
+    NO_LIMIT,
+    ROLES,
+    SHARE,
+    USABLE,
+    Explored,
+    Pair,
+    Question,
+    plateau,
+)
 from workbench.replay.cost import ModelWork
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.workload import Assumptions, drawn_engine
@@ -324,7 +334,9 @@ def missing_values(rows: pd.DataFrame) -> pd.DataFrame:
 
     The conclusion: 0.3 lies on the plateau, and both ends of the interval lose more than 2 %.
     """
+    free = rows[rows["what"] == NO_LIMIT].groupby(["value", "setting"])["tokens_per_s"].max()
     own, found = rows[rows["kind"] == "setting"], list[dict[str, Any]]()
+    own = own.join(free.rename("no_limit"), on=["value", "setting"])
     taken = own[own["value"] == TAKEN].iloc[0]
     for value in values():
         tried = own[own["value"] == value.name]
@@ -355,7 +367,13 @@ def verdict(tried: pd.DataFrame) -> tuple[str, str]:
         }
         none = [end for end, loss in few.items() if f"{loss:.2%}" == "0.00%"]
         said = [f"only {100 * few[end]:.2f} % is lost at {end}" for end in few if end not in none]
-        said += [f"nothing is lost at {' or '.join(none)}"] if none else []
+        if none:
+            short = 1 - row["tokens_per_s"] / row.get("no_limit", float("nan"))
+            all_lose = (
+                f"at the best share, too, {100 * short:.0f} % is lost to memory without limit"
+            )
+            said.append(f"nothing more is lost at {' or '.join(none)} ({all_lose})" if short > NEAR
+                        else f"nothing is lost at {' or '.join(none)}")  # fmt: skip
         if row["loss_mid"] > NEAR:
             said.append(f"{100 * row['loss_mid']:.0f} % is lost at 0.3")
         told += [f"with {row['setting']}: {' and '.join(said)}"] if said else []

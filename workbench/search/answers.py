@@ -100,7 +100,7 @@ def equal_mathematics(reference: str, given: str) -> bool:
     except ImportError as error:
         raise WorkbenchError(
             "Comparing answers that are no whole numbers needs math-verify: "
-            "pip install 'workbench[search]' (or pip install math-verify)."
+            "pip install math-verify."
         ) from error
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
     parsed = [

@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     raise ConfigError(
         "The Triton kernels need the package triton, which is not installed; it exists for Linux: "
-        "pip install 'workbench[gpu]'."
+        "pip install -e '.[gpu]' in the checkout."
     ) from error
 
 from workbench.kernels import Angles, ForwardContext, LayerCache, Part
