@@ -571,7 +571,7 @@ def test_the_gain_of_beam_search_stands_beside_its_fair_baseline() -> None:
     shown = f"(95 %: {low:+.3f} to {high:+.3f})."
     assert shown in left_of_the_gain(rows, found["mode"])
     for spread, verdict in (
-        ((-0.02, 0.02), "holds 0: no gain from searching is shown."),
+        ((-0.02, 0.02), "holds 0: no gain of beam search is shown."),
         ((0.02, 0.08), ""),
         ((-0.08, -0.02), "There searching loses."),
     ):
