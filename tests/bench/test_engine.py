@@ -1,6 +1,7 @@
 """The engine benchmark, on a CPU and as on a GPU: rows by name, ceilings, peers that drop out."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from workbench.bench.engine import TRANSFORMERS, EngineBench, Linears, Work, eng
 from workbench.bench.peers import PeerError
 from workbench.bench.record import Ceiling, record
 from workbench.errors import ConfigError
-from workbench.models.registry import CONFIGS, read_spec
+from workbench.models.registry import CONFIGS, model_spec, read_spec
 
 SMALL = Work(1, 8, 4), Work(3, 8, 4), Work(1, 16)
 MACHINE = Ceiling(flops_per_s=1e13, bytes_per_s=1e9, gemm_flops_per_s=1e12)
@@ -93,7 +94,9 @@ def test_paged_attention_stands_beside_what_torch_has_for_contiguous_keys(bench,
 
     monkeypatch.setattr(kernels, "scaled_dot_product_attention", attention)
     spec, row = bench.spec, bench.paged_over_contiguous(Work(3, 8, 4))
-    assert {shape for shape, *_ in seen} == {(3, spec.heads, 1, spec.head_dim)}
+    group = spec.heads // spec.kv_heads
+    packed = (3, spec.kv_heads, group, spec.head_dim)
+    assert {shape for shape, *_ in seen} == {(3, spec.heads, 1, spec.head_dim), packed}
     assert {shape for _, shape, _ in seen} == {(3, spec.kv_heads, 10, spec.head_dim)}
     assert len({place for *_, place in seen}) == spec.layers
     assert row.name == "paged_over_contiguous" and row.peer.startswith("torch's SDPA")
@@ -128,8 +131,12 @@ def test_a_ceiling_is_of_weights_and_contexts_or_of_operations(bench):
     assert one == pytest.approx((4 * read + 10 * token) / 1e9, rel=0.05)
     slow = Ceiling(flops_per_s=1e9, bytes_per_s=1e12, gemm_flops_per_s=1e9)
     rest = 2 * spec.hidden * (spec.heads * spec.head_dim + 3 * spec.intermediate)
-    one_row_leaves = spec.flops(16, 0) - 15 * rest
+    seen_by_others = 4 * spec.heads * spec.head_dim * (15 * 16 // 2)  # of the last layer
+    one_row_leaves = spec.flops(16, 0) - 15 * rest - seen_by_others
     assert bench.ceiling(slow, Work(1, 16)) == pytest.approx(16e9 / one_row_leaves)
+    gpt2 = model_spec("gpt2")
+    products = sum(weight.numel() for weight in Linears(replace(gpt2, layers=1, vocab=1)).layers)
+    assert products == gpt2.hidden * (3 * gpt2.hidden + gpt2.hidden + 2 * gpt2.intermediate)
     linears = Linears(spec)
     assert sum(weight.numel() for weight in [*linears.layers, linears.head]) == read
     rows, seconds = linears.timed(np.zeros((4, 8), np.int64), 2)

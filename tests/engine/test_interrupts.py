@@ -338,8 +338,24 @@ def test_what_is_no_token_is_refused_before_anything_is_forgotten(small_model) -
     number, steps = started(engine), len(engine.trace.steps)
     with pytest.raises(PromptError, match="allowed: whole numbers"):
         engine.forget([[1, "2"]])
+    with pytest.raises(PromptError, match="2147483648 is not in the vocabulary"):
+        engine.forget([[2**31]])
     only(engine, number)
     assert engine.trace.steps["prefill_tokens"][steps:].sum() == 0
+
+
+def test_a_stream_ends_where_another_call_took_or_dropped_its_request(small_model) -> None:
+    (engine,) = alone(small_model)
+    (whole,) = engine.generate([PROMPTS[2]], PARAMS)
+    stream = engine.stream(PROMPTS[2], PARAMS)
+    begun, taken = next(stream), []
+    while engine.has_work:
+        taken += engine.step()
+    assert begun + "".join(stream) == taken[0].text == whole.text
+    stream = engine.stream(PROMPTS[2], PARAMS)
+    begun = next(stream)
+    engine.abort(taken[0].request_id + 1)
+    assert whole.text.startswith(begun + "".join(stream)) and not engine.has_work
 
 
 @pytest.mark.parametrize("make", [alone, in_arena])

@@ -310,7 +310,8 @@ class Linears:
 
     def __init__(self, spec: ModelSpec) -> None:
         attention = (spec.qkv_columns, spec.hidden), (spec.hidden, spec.heads * spec.head_dim)
-        mlp = (2 * spec.intermediate, spec.hidden), (spec.hidden, spec.intermediate)
+        wide = (1 if spec.gpt2 else 2) * spec.intermediate  # a gate beside it, but in GPT-2
+        mlp = (wide, spec.hidden), (spec.hidden, spec.intermediate)
         shapes = (*attention, *mlp) * spec.layers
         self.layers = [torch.randn(shape) for shape in shapes]
         self.head = torch.randn(spec.vocab, spec.hidden)
@@ -506,8 +507,10 @@ class EngineBench:
         """Tokens/s at most."""
         tokens, cached = (1, work.tokens + work.new // 2) if work.decodes else (work.tokens, 0)
         spec = self.spec  # a row leaves a prompt's last layer; of the others it has keys and values
-        rest = 2 * spec.hidden * (spec.heads * spec.head_dim + 3 * spec.intermediate)
-        flops = work.sequences * (spec.flops(tokens, cached) - (tokens - 1) * rest)
+        rest = spec.heads * spec.head_dim + (2 if spec.gpt2 else 3) * spec.intermediate
+        unseen = 4 * spec.heads * spec.head_dim * (tokens * (tokens - 1) // 2)  # by its attention
+        left_out = 2 * spec.hidden * rest * (tokens - 1) + unseen
+        flops = work.sequences * (spec.flops(tokens, cached) - left_out)
         return work.sequences * tokens / machine.seconds(flops, self.step_bytes(work))
 
     def paged_over_contiguous(self, work: Work) -> Row:

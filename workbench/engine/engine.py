@@ -34,11 +34,11 @@ from workbench.engine.requests import (
     Ids,
     Prompt,
     encoded,
+    known_tokens,
     output_of,
     paired,
     require_known,
     score_params,
-    whole_numbers,
 )
 from workbench.engine.sampling import StopChecker
 from workbench.engine.static_batch import scheduler_of
@@ -237,9 +237,9 @@ class Engine:
     def forget(self, lines: SequenceOf[Ids], kept: SequenceOf[Ids] = ()) -> int:
         """`KVCacheManager.forget`: their cached KV is given up; no token depends on it.
 
-        PromptError for a token id that is no whole number.
+        PromptError for a token id that the model does not know.
         """
-        gone, needed = ([whole_numbers(t, "token ids") for t in each] for each in (lines, kept))
+        gone, needed = ([known_tokens(t, self.spec.vocab) for t in each] for each in (lines, kept))
         with self._change(), self.cache.lock, self.cache.change():
             return self.cache.forget(gone, needed)
 
@@ -415,21 +415,24 @@ class Engine:
     def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[str]:
         """The text of one request, piece by piece as tokens come; closing the iterator aborts it.
 
-        The pieces together are the output's text; a piece ends with a whole character. Raises
-        StepError when a forward pass failed.
+        The pieces together are the output's text; a piece ends with a whole character. It also ends
+        where another call took the output or dropped the request. Raises StepError when a forward
+        pass failed.
         """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         token_ids, ended = encoded(self.tokenizer, prompt), list[RequestOutput]()
         shown = len(token_ids)
         sequence = self._queue(token_ids, params)
+        known = True
         try:
-            while not ended:
+            while known and not ended:
                 self._advance()
+                known = sequence.request_id in self.scheduler
                 ended = self._taken([sequence.request_id])
                 if ended and ended[0].error is not None:
                     raise ended[0].error
                 new = b"".join([self._token_bytes[k] for k in sequence.token_ids[shown:]])
-                piece = decoder.decode(new, final=bool(ended))
+                piece = decoder.decode(new, final=not known)
                 shown = max(shown, sequence.num_tokens)  # less of them after a repair
                 if piece:
                     yield piece

@@ -65,6 +65,13 @@ def whole_numbers(given: Iterable[int], what: str) -> list[int]:
         raise PromptError(f"The {what} are {given!r:.200}; allowed: whole numbers.") from None
 
 
+def known_tokens(given: Iterable[int], vocab: int) -> list[int]:
+    """The ids as ints; PromptError for one that is no whole number below `vocab`."""
+    found = whole_numbers(given, "token ids")
+    _require_inside("Token id", found, vocab, "the vocabulary")
+    return found
+
+
 def require_known(sequence: Sequence, engine: Any, vocab: int) -> None:
     """PromptError unless all of a request is what the engine's model, trace and cache can use.
 

@@ -118,6 +118,10 @@ class Scheduler:
         """Whether any request waits or runs."""
         return bool(self._known)
 
+    def __contains__(self, request_id: int) -> bool:
+        """Whether this request waits or runs."""
+        return request_id in self._known
+
     def add(self, sequence: Sequence) -> None:
         """Queue a request that `require_servable` takes."""
         assert sequence.request_id not in self._known, "a request is queued once"
