@@ -464,7 +464,10 @@ class EngineBench:
             elif files is None:
                 raise PeerError(f"{self.model} has no files that {name} reads")
             else:
-                found = PeerProcess(name, PEERS_FOLDER, settings | {"model": str(files)})
+                held = self._limits["max_num_seqs"] * self._limits["max_model_len"]
+                room = held * self.spec.kv_bytes_per_token(4)  # as much as ours has, in float32
+                own = settings | {"model": str(files)}
+                found = PeerProcess(name, PEERS_FOLDER, own, max(room, 1 << 30))
         except FAILURES as error:
             self._drop(label, error)
         else:

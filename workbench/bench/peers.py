@@ -38,9 +38,14 @@ class PeerError(RuntimeError):
 class PeerProcess:
     """A worker with one model loaded; a Contender of the engine benchmark. Close it when done."""
 
-    def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Starts the worker and loads the model. Raises PeerError with the reason."""
+    def __init__(
+        self, name: str, folder: Path, settings: Mapping[str, Any], kv_bytes: int = 1 << 30
+    ) -> None:
+        """Starts the worker and loads the model. kv_bytes: at least so many of a vLLM's KV, in
+        whole GiB. Raises PeerError with the reason.
+        """
         python, environment = interpreter(name, folder, settings["threads"])
+        environment["VLLM_CPU_KVCACHE_SPACE"] = f"{-(-kv_bytes // 2**30)}"
         self.name = name
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._pipe, there = Pipe()
