@@ -175,8 +175,8 @@ def _asked(
     seen = list[tuple[float, float]]()
 
     def look() -> None:
-        counts = sum(metrics_of(url, r"vllm:num_requests_\w+"))
-        seen.append((time.perf_counter(), counts))
+        asked = time.perf_counter()
+        seen.append((asked, sum(metrics_of(url, r"vllm:num_requests_\w+"))))
 
     with meanwhile(look, lambda: EVERY):
         (answers,), _ = _done(loads(url, [bodies], [clients], rate, seed))
