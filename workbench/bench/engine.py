@@ -466,8 +466,7 @@ class EngineBench:
             else:
                 held = self._limits["max_num_seqs"] * self._limits["max_model_len"]
                 room = held * self.spec.kv_bytes_per_token(4)  # as much as ours has, in float32
-                own = settings | {"model": str(files)}
-                found = PeerProcess(name, PEERS_FOLDER, own, max(room, 1 << 30))
+                found = PeerProcess(name, PEERS_FOLDER, settings | {"model": str(files)}, room)
         except FAILURES as error:
             self._drop(label, error)
         else:
@@ -510,9 +509,9 @@ class EngineBench:
         """Tokens/s at most."""
         tokens, cached = (1, work.tokens + work.new // 2) if work.decodes else (work.tokens, 0)
         spec = self.spec  # a row leaves a prompt's last layer; of the others it has keys and values
-        rest = spec.heads * spec.head_dim + (2 if spec.gpt2 else 3) * spec.intermediate
         unseen = 4 * spec.heads * spec.head_dim * (tokens * (tokens - 1) // 2)  # by its attention
-        left_out = 2 * spec.hidden * rest * (tokens - 1) + unseen
+        rest = spec.layer_products() - spec.hidden * spec.qkv_columns
+        left_out = 2 * (tokens - 1) * rest + unseen
         flops = work.sequences * (spec.flops(tokens, cached) - left_out)
         return work.sequences * tokens / machine.seconds(flops, self.step_bytes(work))
 

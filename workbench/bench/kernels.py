@@ -14,7 +14,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -279,29 +281,24 @@ class KernelBench:
         query = self._random(count, sizes.heads, new, sizes.head_dim)
         kept = (2, count, sizes.kv_heads, positions, sizes.head_dim)
         caches = [self._random(*kept) for _ in range(layers)]
-        scores = partial(scaled_dot_product_attention, is_causal=new > 1, enable_gqa=True)
+        forms = {"": (query, {"is_causal": new > 1, "enable_gqa": True})}
+        if new == 1:  # a group's heads as rows of one query: faster on a CPU
+            forms[", packed"] = query.view(count, sizes.kv_heads, -1, sizes.head_dim), {}
 
-        def attend(backend: SDPBackend) -> None:
+        def attend(backend: SDPBackend, rows: torch.Tensor, how: dict[str, Any]) -> None:
             with sdpa_kernel(backend):
                 for key, value in caches:
-                    scores(query, key, value)
-
-        def attend_packed(backend: SDPBackend) -> None:  # a group's heads as rows: faster on a CPU
-            packed = query.view(count, sizes.kv_heads, -1, sizes.head_dim)
-            with sdpa_kernel(backend):
-                for key, value in caches:
-                    scaled_dot_product_attention(packed, key, value)
+                    scaled_dot_product_attention(rows, key, value, **how)
 
         found: dict[str, Work] = {}
-        for name, backend in BACKENDS.items():
-            forms = {name: attend} | ({f"{name}, packed": attend_packed} if new == 1 else {})
-            for form, work in forms.items():
-                try:
-                    with warnings.catch_warnings(action="ignore"):  # why each other one is not used
-                        work(backend)
-                except RuntimeError:
-                    continue  # it does not take these shapes on this device
-                found[form] = partial(work, backend)
+        for (name, backend), (form, asked) in product(BACKENDS.items(), forms.items()):
+            work = partial(attend, backend, *asked)
+            try:
+                with warnings.catch_warnings(action="ignore"):  # why each other one is not used
+                    work()
+            except RuntimeError:
+                continue  # it does not take these shapes on this device
+            found[name + form] = work
         return found
 
     def _random(self, *size: int) -> torch.Tensor:

@@ -145,7 +145,7 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
             both = zip(models, plan.split_clients, while_all_last(found, plan.new_tokens))
             for model, count, (answers, rate) in both:
                 seen = summary(answers)  # the rates in it are of each model's own time
-                told = {name: seen[name] for name in seen.keys() - {"goodput", "little"}}
+                told = {n: value for n, value in seen.items() if n not in ("goodput", "little")}
                 row = {"share": share, "model": model, "clients": count, "tokens_per_s": rate}
                 rows.append(row | told | {"served": rate / plan.new_tokens})
     return pd.DataFrame(rows)

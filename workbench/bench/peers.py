@@ -39,13 +39,12 @@ class PeerProcess:
     """A worker with one model loaded; a Contender of the engine benchmark. Close it when done."""
 
     def __init__(
-        self, name: str, folder: Path, settings: Mapping[str, Any], kv_bytes: int = 1 << 30
+        self, name: str, folder: Path, settings: Mapping[str, Any], kv_bytes: int = 1
     ) -> None:
-        """Starts the worker and loads the model. kv_bytes: at least so many of a vLLM's KV, in
-        whole GiB. Raises PeerError with the reason.
+        """Starts the worker and loads the model. kv_bytes: as of `interpreter`. Raises PeerError
+        with the reason.
         """
-        python, environment = interpreter(name, folder, settings["threads"])
-        environment["VLLM_CPU_KVCACHE_SPACE"] = f"{-(-kv_bytes // 2**30)}"
+        python, environment = interpreter(name, folder, settings["threads"], kv_bytes)
         self.name = name
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._pipe, there = Pipe()
@@ -92,8 +91,12 @@ class PeerProcess:
         return found
 
 
-def interpreter(name: str, folder: Path, threads: int) -> tuple[Path, dict[str, str]]:
-    """The Python of a peer's environment and what it runs with; PeerError where there is none."""
+def interpreter(
+    name: str, folder: Path, threads: int, kv_bytes: int = 1
+) -> tuple[Path, dict[str, str]]:
+    """The Python of a peer's environment and what it runs with; PeerError where there is none.
+    kv_bytes: of a vLLM's KV, at least; it has whole GiB.
+    """
     home = folder / HOMES.get(name, name)
     python = home / "bin" / "python"
     if not python.exists():
@@ -103,7 +106,7 @@ def interpreter(name: str, folder: Path, threads: int) -> tuple[Path, dict[str, 
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(affinity(0))[:threads])),
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_KVCACHE_SPACE": f"{-(-kv_bytes // 2**30)}",
         # It dies of code that it compiled for other settings, so it compiles anew.
         "VLLM_USE_AOT_COMPILE": "0",
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",

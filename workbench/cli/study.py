@@ -173,10 +173,10 @@ def _replays_left(
     from workbench.experiments.sensitivity import Base, replay_seconds
     from workbench.experiments.settings import RECORDED, REPLAYED
 
-    def far(stem: str, **more: Any) -> SweepConfig:
+    def far(stem: str, rung: Any = plans.replayed_config, **more: Any) -> SweepConfig:
         """The thesis's pair with the sizes that a notebook is given."""
         own = {name: given[stem].get(name) for name in ("num_problems", "n", "max_depth")}
-        return plans.replayed_config(profile, **own | more)
+        return rung(profile, **own | more)
 
     def left(found: Study, each: SweepConfig | None = None) -> tuple[int, int, float]:
         """each: what one replay searches, where that is not the study's."""
@@ -188,8 +188,7 @@ def _replays_left(
     if same := [stem for stem in ON_RUNGS if stem in given]:
         shares, notebooks = given[same[0]]["shares"], ", ".join(stem[:2] for stem in same)
         pairs = {RECORDED: plans.recorded_config(profile, shares=shares)}
-        count = given[same[0]]["num_problems"] or plans.QUEUED.get(profile)
-        pairs[REPLAYED] = far(same[0], shares=shares, num_problems=count)
+        pairs[REPLAYED] = far(same[0], plans.replayed_split, shares=shares)
         for rung, config in pairs.items():
             yield f"{rung} ({notebooks})", *left(study.run_replayed(config, runs, **look))
     if SPLIT in given:

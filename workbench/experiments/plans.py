@@ -90,8 +90,6 @@ def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 
 SIZES = dict.fromkeys(("full", "thesis"), (128, (0, 1, 2)))
 """Problems and seeds of a profile, else as many problems as are in flight, and one seed."""
-QUEUED = {"default": 128}
-"""Problems of the split alone, as in full: where none waits, memory is short but briefly."""
 RECORDED_MEMORY, RECORDED_LENGTH = "2.25GiB", 2048
 """The least memory in which a share of 0.08 holds a request of so many tokens; none is as long."""
 ALIKE = {"warmup_problems": 0, "sentinel_every": 0}  # no simulated second is slower than others
@@ -117,13 +115,17 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     total, as on the embedded pair's rung.
     """
     num_problems, seeds = SIZES.get(profile, (IN_FLIGHT, (0,)))
-    own: dict[str, Any] = {
-        "num_problems": num_problems,
-        "seeds": seeds,
-        "activations_in_total": False,
-    }
+    own = dict[str, Any](num_problems=num_problems, seeds=seeds, activations_in_total=False)
     own |= {"shares": sweep_config(profile).shares, "profile": profile} | ALIKE
     return SweepConfig.from_dict(PROFILES["thesis"] | own | overridden(overrides))
+
+
+def replayed_split(profile: str = "default", **overrides: Any) -> SweepConfig:
+    """The same for the memory split: by default as many problems as in full, so that some wait;
+    where none does, memory is short but briefly.
+    """
+    queued = {"num_problems": SIZES["full"][0]} if profile == "default" else {}
+    return replayed_config(profile, **queued | overridden(overrides))
 
 
 # -- the memory split --

@@ -369,11 +369,9 @@ def verdict(tried: pd.DataFrame) -> tuple[str, str]:
         said = [f"only {100 * few[end]:.2f} % is lost at {end}" for end in few if end not in none]
         if none:
             short = 1 - row["tokens_per_s"] / row.get("no_limit", float("nan"))
-            all_lose = (
-                f"at the best share, too, {100 * short:.0f} % is lost to memory without limit"
-            )
-            said.append(f"nothing more is lost at {' or '.join(none)} ({all_lose})" if short > NEAR
-                        else f"nothing is lost at {' or '.join(none)}")  # fmt: skip
+            at = f"lost at {' or '.join(none)}"
+            also = f"at the best share, too, {100 * short:.0f} % is lost to memory without limit"
+            said.append(f"nothing more is {at} ({also})" if short > NEAR else f"nothing is {at}")
         if row["loss_mid"] > NEAR:
             said.append(f"{100 * row['loss_mid']:.0f} % is lost at 0.3")
         told += [f"with {row['setting']}: {' and '.join(said)}"] if said else []

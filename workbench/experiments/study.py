@@ -313,8 +313,7 @@ def run_rungs(
     if profile == "full":
         few = plans.recorded_config(profile, shares=COMPARED_SHARES)
         found.insert(0, run_sweep(few, runs_dir, stale_ok=stale_ok))
-    sizes = {"num_problems": plans.QUEUED.get(profile)} | settings.overridden(sizes)
-    thesis = plans.replayed_config(profile, shares=shares, **sizes)
+    thesis = plans.replayed_split(profile, shares=shares, **sizes)
     return [*found, run_replayed(thesis, runs_dir, stale_ok=stale_ok)]
 
 

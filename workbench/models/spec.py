@@ -254,7 +254,7 @@ class ModelSpec:
         if self.gpt2:
             biases, norm = biases + self.intermediate // tp + 2 * self.hidden, 2 * self.hidden
             embedding += self.max_model_len * self.hidden
-        layer = self._layer_products() // tp + biases + 2 * norm
+        layer = self.layer_products() // tp + biases + 2 * norm
         if self.value_head is not None:
             head += self.hidden * (len(self.value_head.names) - 1) + self.outputs
         elif self.tied:
@@ -292,7 +292,7 @@ class ModelSpec:
         """
         keys = new_tokens * context + new_tokens * (new_tokens + 1) // 2
         attention = 4 * keys * self.heads * self.head_dim // tp
-        products = 2 * new_tokens * self._layer_products() // tp
+        products = 2 * new_tokens * self.layer_products() // tp
         head = 2 * (1 if logits is None else logits) * self._head_products() // tp
         return self._layers(pp) * (attention + products) + head
 
@@ -304,7 +304,7 @@ class ModelSpec:
         inner = 0 if self.value_head is None else len(self.value_head.names) - 1
         return self.hidden * (inner * self.hidden + self.outputs)
 
-    def _layer_products(self) -> int:
+    def layer_products(self) -> int:
         """Elements of one layer's matrices."""
         attention = self.qkv_columns + self.heads * self.head_dim
         return self.hidden * (attention + (2 if self.gpt2 else 3) * self.intermediate)
