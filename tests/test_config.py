@@ -1,5 +1,6 @@
 """Settings refuse what they do not know, say what is allowed, and are named by content."""
 
+import math
 from itertools import product
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from workbench.config import (
     EngineConfig,
+    Range,
     SearchConfig,
     StrategyConfig,
     SweepConfig,
@@ -99,3 +101,12 @@ def test_a_node_seed_depends_on_run_problem_and_path_alone():
     assert len(seeds) == 16
     assert all(0 <= seed < 2**64 for seed in seeds)
     assert node_seed(0, "a", (0, 11)) != node_seed(0, "a", (0, 1, 1))
+
+
+def test_a_width_is_asked_of_those_that_have_one_and_ranges_are_told_as_they_are() -> None:
+    assert StrategyConfig(strategy="best_of_n", n=2).n == 2
+    with pytest.raises(ConfigError, match="beam_width is 4; allowed: <= n"):
+        StrategyConfig(n=2)
+    assert str(Range(0, math.inf, "(")) == "> 0" and str(Range(0)) == ">= 0"
+    with pytest.raises(ConfigError, match="is no size"):
+        parse_size("9" * 400)

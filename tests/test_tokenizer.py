@@ -80,3 +80,15 @@ def test_the_byte_tokenizer_has_the_same_surface():
         "save",
     }  # of files
     assert public <= set(dir(tokenizer))
+
+
+def test_ids_with_gaps_templates_by_name_and_messages_that_cannot_be_rendered() -> None:
+    backend = Backend(models.WordLevel({"a": 0, "b": 1, "c": 5}, unk_token="a"))
+    named = [
+        {"name": "tool_use", "template": "no"},
+        {"name": "default", "template": "{{ 'x' + messages[0].content }}"},
+    ]
+    tokenizer = Tokenizer(backend, {"chat_template": named})
+    assert tokenizer.vocab_size == 6 and tokenizer.token_bytes[5] == b"c"
+    with pytest.raises(PromptError, match="cannot render these messages"):
+        tokenizer.render_chat([{"role": "user", "content": None}])

@@ -27,7 +27,8 @@ _UNITS = {"": 1, "b": 1} | {
 def parse_size(size: int | str) -> int:
     """Bytes of a size given as a number of bytes or as text ("1GiB", "64 MiB", "500MB")."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
-    num_bytes = int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else 0
+    exact = float(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else 0.0
+    num_bytes = int(exact) if math.isfinite(exact) else 0
     if num_bytes < 1:
         raise ConfigError(
             f"{size!r} is no size; give a positive number of bytes, or text such as '64MiB'."
@@ -49,6 +50,8 @@ VOTINGS = ("weighted", "majority", "naive")
 STRATEGIES = ("beam_search", "best_of_n", "self_consistency", "dvts", "lookahead", "rebase", "ets",
               "dora", "particle_filter")  # fmt: skip
 """As search/variants.py has their classes."""
+OF_WIDTH = ("beam_search", "dvts", "lookahead")
+"""Strategies that have a beam width."""
 _OF_SOME = {
     "finish_at_limit": ("beam_search",),
     "lookahead": ("lookahead",),
@@ -84,7 +87,7 @@ class Range:
 
     def __str__(self) -> str:
         if self.high == math.inf:
-            return f">= {self.low}"
+            return f"{'>' if self.ends[0] == '(' else '>='} {self.low}"
         return f"in {self.ends[0]}{self.low}, {self.high}{self.ends[1]}"
 
 
@@ -318,7 +321,8 @@ class StrategyConfig(SearchConfig):
 
     def __post_init__(self) -> None:
         check(self)
-        self._require("beam_width", self.beam_width <= self.n, f"<= n ({self.n})")
+        if self.strategy in OF_WIDTH:
+            self._require("beam_width", self.beam_width <= self.n, f"<= n ({self.n})")
         for name, having in _OF_SOME.items():
             value = getattr(self, name)
             unset = value is None or value is False or value == ()

@@ -34,7 +34,7 @@ class Tokenizer:
     ) -> None:
         self._backend = backend
         self._config = config
-        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.bos_id = self._special_id("bos_token")
         own_eos = self._special_id("eos_token")
         self.eos_ids = frozenset(eos_ids) | (frozenset() if own_eos is None else {own_eos})
@@ -88,7 +88,9 @@ class Tokenizer:
         given |= {"tools": None, "documents": None}
         try:
             return self._template.render(**given, date_string=FIXED_DATE)
-        except TemplateError as error:
+        except PromptError:
+            raise
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise PromptError(f"The chat template cannot render these messages: {error}") from error
 
     def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
@@ -127,6 +129,9 @@ class Tokenizer:
     @cached_property
     def _template(self) -> Any:
         source = self._config.get("chat_template")
+        if isinstance(source, list):  # several, by name
+            named = {each.get("name"): each.get("template") for each in source}
+            source = named.get("default")
         if not isinstance(source, str):
             raise PromptError(
                 "This model has no chat template; run_search and chat requests need one "

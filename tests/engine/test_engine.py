@@ -5,7 +5,9 @@ import pytest
 
 from workbench.core import SamplingParams, Tag
 from workbench.engine.engine import Engine
+from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError, ModelError, OutOfMemory, PromptError, StepError
+from workbench.kvcache.arena import KVArena
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 CHAT = [{"role": "user", "content": "Compute 7-3+12+9."}]
@@ -189,3 +191,29 @@ def test_of_a_text_scored_again_the_last_token_alone_is_computed():
     whole = [*text, *llm.generate([text], params)[0].token_ids]
     found = llm.generate([whole], params)[0]
     assert found.num_cached_tokens == len(whole) - 1, "all but the last, which was only sampled"
+
+
+def test_what_is_no_request_id_is_refused_and_the_engine_goes_on() -> None:
+    """A list in an id's place, as `abort(ids)` would be."""
+    engine = Engine("tiny-solver", num_blocks=64, max_model_len=256)
+    number = engine.add([1, 2, 3], SamplingParams(max_tokens=4))
+    with pytest.raises(TypeError):
+        engine.abort([number])
+    engine.abort(number)
+    assert not engine.has_work and engine.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
+
+
+def test_an_engine_that_an_arena_refuses_leaves_it_as_it_was() -> None:
+    arena = KVArena("4MiB", [block_shape("tiny-solver", max_model_len=256)])
+    with pytest.raises(ConfigError, match="the arena was made for"):
+        Engine("tiny-solver", arena=arena, block_size=32, max_model_len=256)
+    Engine("tiny-solver", arena=arena, max_model_len=256)
+    for asked, said in (({"block_size": 0}, "block_size"), ({"max_model_len": 10**6}, "exceeds"),
+                        ({"device": "gpu"}, "device is 'gpu'")):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            block_shape("tiny-solver", **asked)
+
+
+def test_more_than_the_host_can_hold_is_named() -> None:
+    with pytest.raises(OutOfMemory, match="no room for a step of the largest size"):
+        Engine("tiny-solver", max_num_batched_tokens=10**13)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from operator import index
 from threading import get_ident
 from typing import Any
 
@@ -29,7 +30,12 @@ from workbench.core import (
     Tag,
 )
 from workbench.engine.executor import Executor
-from workbench.engine.memory import ArenaPlace, explain_out_of_memory, plan_memory
+from workbench.engine.memory import (
+    ArenaPlace,
+    explain_out_of_memory,
+    longest_request,
+    plan_memory,
+)
 from workbench.engine.requests import (
     Ids,
     Prompt,
@@ -50,7 +56,6 @@ from workbench.kvcache.storage import BlockStorage, KVStorage
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
 from workbench.models.registry import DUMMY, load_tokenizer
-from workbench.models.spec import ModelSpec
 from workbench.trace import MOST_ROWS, Recorder, Trace
 
 NO_TAG = Tag()
@@ -121,7 +126,7 @@ class Engine:
         self._token_bytes = known + (b"",) * (self.spec.vocab - len(known))
         mode = "invariant" if config.batch_invariant else "fast"
         self.fingerprint = f"{loaded.fingerprint}/{self.tokenizer.fingerprint}/{mode}"
-        self.max_model_len = _longest_request(config, self.spec)
+        self.max_model_len = longest_request(config, self.spec)
         self._build(loaded, None if arena is None else ArenaPlace(arena, arena_name or model))
         self.forward_s = self.sampling_s = 0.0
         self._next_id = self._next_step = 0
@@ -147,7 +152,7 @@ class Engine:
             storage: BlockStorage = KVStorage(*sizes, *where)
             self.cache = KVCacheManager(self.memory.num_blocks, **cached)
         else:
-            place.require_guaranteed(config, longest)
+            place.require_guaranteed(config, longest, model)
             self.cache = place.arena.cache(place.name, **cached)
             blocks, held = self.cache.num_blocks, place.arena.storage is not None
             self.memory = plan_memory(model, config, longest, blocks, held)
@@ -245,7 +250,7 @@ class Engine:
 
     def abort(self, request_id: int) -> None:
         """Drop a request, or what it came to; an unknown id is ignored."""
-        self._unwanted += [request_id]
+        self._unwanted += [index(request_id)]  # what is no number must not be kept
         self._drop_unwanted()
 
     def _drop_unwanted(self) -> None:
@@ -476,20 +481,3 @@ class Engine:
     def __repr__(self) -> str:
         blocks = f"{self.memory.num_blocks} blocks of {self.config.block_size} tokens"
         return f"Engine({self.name!r}, {blocks}, max_model_len={self.max_model_len})"
-
-
-def _longest_request(config: EngineConfig, spec: ModelSpec) -> int:
-    """max_model_len, by default the model's own; ConfigError for more than the model can serve."""
-    name, max_model_len = config.model, config.max_model_len or spec.max_model_len
-    if max_model_len > spec.max_model_len:
-        raise ConfigError(
-            f"max_model_len={max_model_len} exceeds the {spec.max_model_len} positions of {name}; "
-            "give at most that, or None."
-        )
-    if spec.sliding_window is not None and max_model_len > spec.sliding_window:
-        raise ConfigError(
-            f"max_model_len={max_model_len} exceeds the sliding window of {name}, in which a token "
-            f"sees {spec.sliding_window} positions; sliding-window attention is not supported: "
-            f"give max_model_len={spec.sliding_window} at most."
-        )
-    return max_model_len

@@ -35,6 +35,7 @@ from workbench.kvcache.storage import ArenaStorage, BlockStorage, KVStorage
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import arithmetic_dtype
 from workbench.models.registry import model_spec
+from workbench.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,14 +122,16 @@ def total_bytes(memory: int | float | str, device: torch.device) -> int:
 def explain_out_of_memory(
     name: str, model: LlamaModel, activations: int | None = None, kv: int | None = None
 ) -> Iterator[None]:
-    """A GPU that runs out of memory inside raises OutOfMemory with the numbers.
+    """A device that runs out of memory inside raises OutOfMemory with the numbers.
 
     Bytes; None: not known yet.
     """
     try:
         yield
-    except (torch.OutOfMemoryError, StepError) as error:
-        if not isinstance(error.__cause__ or error, torch.OutOfMemoryError):
+    except (RuntimeError, StepError) as error:
+        cause = error.__cause__ or error
+        on_host = "can't allocate memory" in str(cause)  # has no class of its own
+        if not on_host and not isinstance(cause, torch.OutOfMemoryError):
             raise
         sizes = {"weights": model.weight_bytes, "activations": activations, "KV": kv}
         told = [f"{k} {format_size(n)}" for k, n in sizes.items() if n is not None]
@@ -329,6 +332,23 @@ def peak_on(device: torch.device) -> Iterator[Peak]:
 # -- one memory for several engines --
 
 
+def longest_request(config: EngineConfig, spec: ModelSpec) -> int:
+    """max_model_len, by default the model's own; ConfigError for more than the model can serve."""
+    name, max_model_len = config.model, config.max_model_len or spec.max_model_len
+    if max_model_len > spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len={max_model_len} exceeds the {spec.max_model_len} positions of {name}; "
+            "give at most that, or None."
+        )
+    if spec.sliding_window is not None and max_model_len > spec.sliding_window:
+        raise ConfigError(
+            f"max_model_len={max_model_len} exceeds the sliding window of {name}, in which a token "
+            f"sees {spec.sliding_window} positions; sliding-window attention is not supported: "
+            f"give max_model_len={spec.sliding_window} at most."
+        )
+    return max_model_len
+
+
 def block_shape(
     model: str,
     *,
@@ -345,8 +365,9 @@ def block_shape(
     its tokens. Raises ModelError or ConfigError as Engine does.
     """
     spec = model_spec(model)
+    own: Any = {"max_model_len": max_model_len, "dtype": dtype, "device": device}
+    longest = longest_request(EngineConfig(model=model, block_size=block_size, **own), spec)
     element = arithmetic_dtype(dtype, device, spec).itemsize
-    longest = spec.max_model_len if max_model_len is None else max_model_len
     return BlockShape(
         name=name or model,
         layers=spec.layers,
@@ -364,8 +385,12 @@ class ArenaPlace:
     arena: KVArena
     name: str
 
-    def require_guaranteed(self, config: EngineConfig, max_model_len: int) -> None:
-        """ConfigError unless the arena guarantees an engine's longest request."""
+    def require_guaranteed(
+        self, config: EngineConfig, max_model_len: int, model: LlamaModel
+    ) -> None:
+        """ConfigError unless the arena was made for the model's blocks, lies on its device and
+        guarantees an engine's longest request.
+        """
         own = ("memory", "kv_memory", "num_blocks")
         given = [name for name in own if getattr(config, name) is not None]
         if given:
@@ -380,6 +405,15 @@ class ArenaPlace:
                 f"The arena guarantees {self.name!r} {shape.floor_blocks} blocks, one request of "
                 f"max_model_len={max_model_len} needs {needed} of {config.block_size} tokens; give "
                 "block_shape() and Engine the same max_model_len and block_size."
+            )
+        element = model.dtype.itemsize
+        cell = model.spec.block_bytes(config.block_size, element) // model.spec.layers
+        self.arena.require_cells(self.name, cell, element)
+        where = model.device if self.arena.storage is None else self.arena.storage.bytes.device
+        if where != model.device:
+            raise ConfigError(
+                f"The arena's memory is on {where}, {self.name!r} on {model.device}; give both "
+                "engines of an arena one device."
             )
 
     def storage(self, config: EngineConfig, model: LlamaModel) -> BlockStorage:

@@ -466,14 +466,16 @@ class RemoteEngine(ForeignEngine):
         self._news.set()
 
     def _advance(self) -> None:
-        while not self._done:
-            self._news.wait()
-            self._news.clear()
-        for number, output in list(self._done.items()):
-            if number in self._pending:
-                self._held[number] = output
-                del self._pending[number]
-            del self._done[number]
+        before = len(self._pending)
+        while len(self._pending) == before > 0:  # an aborted one's answer ends none
+            while not self._done:
+                self._news.wait()
+                self._news.clear()
+            for number, output in list(self._done.items()):
+                if number in self._pending:
+                    self._held[number] = output
+                    del self._pending[number]
+                del self._done[number]
 
     def abort(self, request_id: int) -> None:
         """As every engine; the server sees its client leave."""

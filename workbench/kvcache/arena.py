@@ -632,6 +632,16 @@ class KVArena:
             raise ConfigError(f"The arena has no model {model!r}; it has {self.models}.")
         return self._packings[model]
 
+    def require_cells(self, model: str, cell_bytes: int, element_bytes: int) -> None:
+        """ConfigError unless the arena was made for blocks of so many bytes a layer."""
+        shape = self.packing(model).shape
+        if (cell_bytes, element_bytes) != (shape.cell_bytes, shape.element_bytes):
+            raise ConfigError(
+                f"{model!r} has {cell_bytes:,} bytes a block and layer, {element_bytes} an element;"
+                f" the arena was made for {shape.cell_bytes:,} and {shape.element_bytes}. Make it "
+                "with this model's BlockShape."
+            )
+
     def waste(self, models: Iterable[BlockShape] | None = None) -> dict[str, int]:
         """Bytes of a page that each model (default: those of the arena) cannot use."""
         shapes = [p.shape for p in self._packings.values()] if models is None else models

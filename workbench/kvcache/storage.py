@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workbench.errors import ConfigError, OutOfMemory
+from workbench.errors import OutOfMemory
 from workbench.host import aligned_zeros
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import KVCacheManager
@@ -135,13 +135,8 @@ class ArenaStorage:
         ConfigError unless they are as large as the arena was told.
         """
         packing, pages = self.arena.packing(name), self.arena.num_pages
-        shape, cell_bytes = packing.shape, 2 * block_size * kv_heads * head_dim * dtype.itemsize
-        if (cell_bytes, dtype.itemsize) != (shape.cell_bytes, shape.element_bytes):
-            raise ConfigError(
-                f"{name!r} has {cell_bytes:,} bytes a block and layer, {dtype.itemsize} an element;"
-                f" the arena was made for {shape.cell_bytes:,} and {shape.element_bytes}. Make it "
-                "with this model's BlockShape."
-            )
+        cell = 2 * block_size * kv_heads * head_dim * dtype.itemsize
+        self.arena.require_cells(name, cell, dtype.itemsize)
         places = packing.layer_base(pages), packing.offsets(pages)
         sizes = block_size, kv_heads, head_dim
         view = BlockStorage(self.bytes.view(dtype), *places, *sizes, arena=self)

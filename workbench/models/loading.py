@@ -87,7 +87,9 @@ def load_model(
 
 
 def require_device(name: str) -> torch.device:
-    """The device of a name; ConfigError for a GPU that torch does not find."""
+    """The device of a name; ConfigError for another kind, or a GPU that torch does not find."""
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}; allowed: 'cpu', 'cuda', 'cuda:1', ...")
     device = torch.device(name)
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda" and (device.index or 0) >= count:
@@ -103,7 +105,9 @@ def arithmetic_dtype(dtype: str, device: str, spec: ModelSpec) -> torch.dtype:
     """What a model computes in, and keeps its keys and values in. Raises ConfigError."""
     wanted = ("float32" if device == "cpu" else spec.dtype) if dtype == "auto" else dtype
     if wanted not in _DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}; allowed: 'auto', {', '.join(map(repr, _DTYPES))}.")
+        known = ", ".join(map(repr, _DTYPES))
+        allowed = known if dtype == "auto" else f"'auto', {known}"  # what auto found is the model's
+        raise ConfigError(f"dtype is {wanted!r}; allowed: {allowed}.")
     return _DTYPES[wanted]
 
 
@@ -245,6 +249,11 @@ class Weights(ABC):
             finite = stored.is_finite
         else:  # the ends carry NaN and infinity both: a tenth of isfinite's time
             numbers = stored.is_floating_point()
+            if numbers and stored.dtype not in _DTYPES.values():
+                raise ModelError(
+                    f"{self.file_of[name]}: {name} is stored as {stored.dtype}; allowed: "
+                    f"{', '.join(_DTYPES)}."
+                )
             finite = not numbers or all(math.isfinite(float(e)) for e in torch.aminmax(stored))
         if not finite:
             raise ModelError(
