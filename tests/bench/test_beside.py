@@ -198,7 +198,7 @@ def test_our_rounds_over_servers_are_measured(monkeypatch):
         monkeypatch.setattr(beside.httpx, "post", lambda url: emptied.append(url) or Mock())
         monkeypatch.setattr(beside, "version_of", lambda *_: " 9")
         _, before = metrics_of(service.url, *HITS)
-        measured = beside.over_servers(workload, Path("tiny-solver"), (3, 4, 3))
+        measured = beside.over_servers(workload, Path("tiny-solver"), "2GiB", (3, 4, 3))
         assert metrics_of(service.url, *HITS)[1] > before >= 0
     assert len(started) == 2 and emptied == [f"{service.url}/reset_prefix_cache"] * 2 * 3
     assert measured[0].tokens == measured[2].tokens != measured[1].tokens  # as their seeds
@@ -219,7 +219,7 @@ def test_a_peer_searches_again_in_the_same_process(monkeypatch, tmp_path):
     monkeypatch.setattr(beside, "PeerProcess", started)
     (tmp_path / "src" / "sal").mkdir(parents=True)
     workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=2)
-    measured = beside.by_search_and_learn(workload, tmp_path, str(tmp_path), (5, 6))
+    measured = beside.by_search_and_learn(workload, tmp_path, str(tmp_path), "2GiB", (5, 6))
     assert [made.args[2]["config"]["seed"] for made in started.call_args_list] == [5]
     assert [asked.args[0].get("seed") for asked in peer.ask.call_args_list] == [None, 5, 6]
     assert [each.wall_s for each in measured] == [2, 3]

@@ -14,6 +14,7 @@ import pytest
 from workbench.bench import serve
 from workbench.bench.peers import PeerError
 from workbench.errors import ConfigError
+from workbench.models.registry import model_spec
 
 
 def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
@@ -193,12 +194,15 @@ def test_the_key_of_the_environment_is_sent(monkeypatch) -> None:
 def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path) -> None:
     """The command line of each; one that is not installed or reads no such file is left out."""
 
-    def interpreter(name: str, folder: Path, threads: int) -> tuple[Path, dict[str, str]]:
+    def interpreter(
+        name: str, folder: Path, threads: int, kv_bytes: int = 1
+    ) -> tuple[Path, dict[str, str]]:
         if name == "llama.cpp":
             raise PeerError("llama.cpp is not installed")
-        return Path(name, "python"), {"OMP_NUM_THREADS": str(threads)}
+        return Path(name, "python"), {"KV": str(kv_bytes)}
 
     monkeypatch.setattr(serve, "interpreter", interpreter)
+    monkeypatch.setattr(serve, "model_spec", lambda _: model_spec("tiny-solver"))
     monkeypatch.setattr(serve, "peer_dtypes", lambda: ("float32", "bfloat16"))
     monkeypatch.setattr(serve, "peer_files", lambda model: (tmp_path, tmp_path / "own.gguf"))
     with pytest.warns(UserWarning, match="no llama.cpp: llama.cpp is not installed"):
@@ -208,6 +212,8 @@ def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path
     assert words[:3] == ["vllm/python", "-m", "vllm.entrypoints.openai.api_server"]
     assert words[words.index("--dtype") + 1] == "bfloat16" and words[-1] == "--port"
     assert words[words.index("--model") + 1] == str(tmp_path)
+    room = [int(command.environment["KV"]) for command in found.values()]
+    assert room[0] == 2 * room[1] > 0, "as many tokens, in float32 and bfloat16"
     fast = tmp_path.with_name(f"{tmp_path.name}-Q4_0.gguf")
     fast.touch()
     monkeypatch.setattr(serve, "interpreter", lambda *_: (Path("python"), {}))

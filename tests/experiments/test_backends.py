@@ -42,7 +42,7 @@ def assert_same_replays(one, other) -> None:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     """A replay of the tiny recording at six shares."""
-    own = {"n": 4, "beam_width": 2, "max_depth": 6, "finish_at_limit": False}
+    own = {"n": 4, "num_problems": 16}  # as it was recorded
     shares = (0.1, 0.15, 0.2, 0.3, 0.35, 0.4)
     config = sweep_config("quick", problems="tiny-16-n4", shares=shares, **own)
     return run_replayed(config, tmp_path_factory.mktemp("here"), progress=False)
@@ -111,6 +111,9 @@ def test_seconds_of_two_machines_are_never_compared(tmp_path) -> None:
     for share in (0.2, 0.3):
         assert "would be compared with those of split-0.100-seed0" in found[0, share]
         assert "measured on An H200. Go on there" in found[0, share]
+    (folder / "runs.parquet").write_bytes(b"PAR1")  # damaged: it is measured anew
+    again = run_sweep(begun, **run).runs
+    assert again["status"].tolist() == ["finished"]
 
 
 def test_measured_groups_stay_whole_and_replays_are_dealt(tmp_path) -> None:

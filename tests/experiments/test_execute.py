@@ -239,6 +239,10 @@ def test_what_a_replay_tells_of_the_ablation_is_its_speed(root) -> None:
     asked = replace(settings.RunSpec(config, 0.3, 0), config=replace(config, finish_at_limit=True))
     with pytest.raises(ConfigError, match="finish_at_limit=False"):
         execute.replayed_run(PRESETS["a100-40"], asked)
+    for name, value in (("strategy", "dvts"), ("dtype", "float32"), ("score_shuffle_seed", 1)):
+        other = replace(asked, config=replace(asked.config, finish_at_limit=False, **{name: value}))
+        with pytest.raises(ConfigError, match=f"{name} is .*; the search that is replayed has"):
+            execute.replayed_run(PRESETS["a100-40"], other)
 
 
 def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(root) -> None:

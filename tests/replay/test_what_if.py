@@ -7,12 +7,13 @@ import pytest
 
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
-from workbench.errors import ConfigError, OutOfMemory
+from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.kvcache.arena import KVArena
 from workbench.models.registry import model_spec
 from workbench.replay.devices import load_device
 from workbench.replay.simulator import POLICIES, events, recorded_strategy
 from workbench.replay.what_if import what_if
+from workbench.replay.workload import load_recording
 from workbench.search.prm import PRM
 from workbench.search.recording import write_recording
 from workbench.search.search import run_search
@@ -184,3 +185,24 @@ def test_recorded_memory_must_fit_the_device_too(measured) -> None:
     small = replace(load_device("rtx-4090"), memory_bytes=1 << 20)
     with pytest.raises(OutOfMemory, match=r"has 1\.0 MiB"):
         what_if(measured.answers, device=small)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"block_size": "abc"}, "WhatIf.block_size is 'abc'; allowed: a whole number from 1"),
+        ({"min_problem_batch": 2.5}, "min_problem_batch is 2.5"),
+        ({"dtype_bytes": 0}, "dtype_bytes is 0"),
+        ({"policy": "static", "llm": {"num_blocks": 50}}, "num_blocks beside a memory"),
+    ],
+)
+def test_what_no_replay_can_have_is_refused_by_name(measured, asked, said) -> None:
+    with pytest.raises(ConfigError, match=said):
+        what_if(measured.answers, device="a100-40", **asked)
+
+
+def test_a_length_in_which_what_was_sampled_has_no_room_is_refused() -> None:
+    """A shorter node was never sampled: none of its tokens may be counted as if it were."""
+    recording = load_recording("tiny-16-n16-self-consistency")
+    with pytest.raises(RecordingError, match=r"leaves it \d+. A shorter one was not recorded"):
+        what_if(recording, device="a100-40", max_model_len=858)

@@ -6,9 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, RecordingError
 from workbench.search.prm import PRM, ScoreCache
-from workbench.search.problems import Problem
+from workbench.search.problems import Problem, load_problems
 from workbench.search.recording import RecordedEngine, read_header, read_recording
 from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch, BestOfN
@@ -157,3 +158,19 @@ def test_places_and_caches_that_cannot_be_recorded(fake_engine, tmp_path) -> Non
     cache["another", "p", ("step",)] = 0.5
     with pytest.raises(ConfigError, match="1 scores of another run"):
         search(fake_engine, tmp_path / "a", score_cache=cache)
+
+
+def test_a_record_is_of_caches_that_were_empty_and_as_large_as_they_were(tmp_path) -> None:
+    """A replay begins with empty ones, of the size that the search had."""
+    llm, prm = (
+        Engine(name, num_blocks=96, max_model_len=256) for name in ("tiny-solver", "tiny-prm")
+    )
+    llm.cache.resize(80)
+    how = {"llm": llm, "prm": PRM(prm), "strategy": BEAMS, "max_step_tokens": 32}
+    problems = load_problems("tiny", 1, levels=[1])
+    run_search(problems, record=tmp_path / "a.parquet", **how)
+    assert read_recording(tmp_path / "a.parquet").llm.num_blocks == 80
+    with pytest.raises(ConfigError, match=r"The LLM's cache holds \d+ blocks of earlier requests"):
+        run_search(problems, record=tmp_path / "b.parquet", **how)
+    llm.cache.reset(), prm.cache.reset()
+    run_search(problems, record=tmp_path / "b.parquet", **how)

@@ -32,7 +32,7 @@ from workbench.bench.engine import PEERS_FOLDER, peer_dtypes, peer_files
 from workbench.bench.peers import PeerError, PeerProcess
 from workbench.bench.record import Row, meanwhile, median_row
 from workbench.bench.serve import metrics_of, served, version_of, vllm_command
-from workbench.config import SweepConfig
+from workbench.config import SweepConfig, parse_size
 from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
@@ -123,9 +123,9 @@ def rows_beside(
     for name, checkout in peers.items():
         try:
             if name == VLLM_BOTH:
-                found[name] = over_servers(workload, folder, seeds)
+                found[name] = over_servers(workload, folder, kv_memory, seeds)
             else:
-                found[name] = by_search_and_learn(workload, folder, checkout, seeds)
+                found[name] = by_search_and_learn(workload, folder, checkout, kv_memory, seeds)
         except (PeerError, RemoteError, httpx.HTTPError) as error:
             found[name] = error
     ours = measured_here(workload, kv_memory, seeds)
@@ -169,7 +169,10 @@ def measured(
     cached: of LLM and PRM, prompt tokens found cached and asked for, since they were started.
     """
     problems, every = sweep_problems(workload), list[Measured]()
-    make_search(problems[:1], *pair, replace(workload, **WARM_UP), seeds[0]).play()
+    whole = hasattr(make_strategy(workload), "max_tokens")  # samples of more than a step
+    sizes = WARM_UP | ({"max_tokens": WARM_UP["max_step_tokens"]} if whole else {})
+    short = replace(workload, **sizes)
+    make_search(problems[:1], *pair, short, seeds[0]).play()
     for seed in seeds:
         empty()
         before = cached()
@@ -202,14 +205,22 @@ def measured_here(workload: SweepConfig, kv_memory: str, seeds: Sequence[int]) -
     return measured(workload, pair, seeds, "", empty, cached)
 
 
+def as_many_tokens(kv_memory: str) -> int:
+    """Bytes of a peer's KV that hold as many tokens as ours do in float32."""
+    return parse_size(kv_memory) // (2 if peer_dtypes()[-1] == "bfloat16" else 1)
+
+
 # -- our rounds over two servers --
 
 
-def over_servers(workload: SweepConfig, folder: Path, seeds: Sequence[int]) -> list[Measured]:
+def over_servers(
+    workload: SweepConfig, folder: Path, kv_memory: str, seeds: Sequence[int]
+) -> list[Measured]:
     """Both models from vLLM, each in a server of its own on all cores."""
     own = {"served_model_name": folder.name, "dtype": peer_dtypes()[-1], "max_num_seqs": SEQUENCES}
     # 0.32 dies of a seeded request whose prompt is cut: no CPU generator can go back
-    command = vllm_command("vllm", folder, "--no-enable-chunked-prefill", **own)
+    command = vllm_command("vllm", folder, "--no-enable-chunked-prefill",
+                           kv_bytes=as_many_tokens(kv_memory), **own)  # fmt: skip
     how: dict[str, Any] = {"files": workload.llm, "timeout": ANSWER_S}
     version = f"vllm{version_of('vllm', 'vllm')}, {peer_dtypes()[-1]}, prefix cache on, "
     version += f"{SEQUENCES} sequences, prompts whole"
@@ -267,7 +278,7 @@ def below(process: str | int) -> list[str]:
 
 
 def by_search_and_learn(
-    workload: SweepConfig, folder: Path, checkout: str | None, seeds: Sequence[int]
+    workload: SweepConfig, folder: Path, checkout: str | None, kv_memory: str, seeds: Sequence[int]
 ) -> list[Measured]:
     """Its own code on the same problems and sizes; its beam search takes one problem at a time."""
     home = PEERS_FOLDER / SEARCH_AND_LEARN
@@ -285,7 +296,8 @@ def by_search_and_learn(
     settings |= {"checkout": str(source), "packages": str(home / "packages")}
     at = f", {SEARCH_AND_LEARN} {(git_state(source)['commit'] or 'of no commit')[:12]}"
     texts, every = [each.problem for each in sweep_problems(workload)], list[Measured]()
-    with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings)) as peer:
+    room = as_many_tokens(kv_memory)
+    with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings, room)) as peer:
         short = {"num_iterations": WARM_UP["max_depth"], "max_tokens": WARM_UP["max_step_tokens"]}
         peer.ask({"problems": texts[:1], **short}, "search")
         for seed in seeds:

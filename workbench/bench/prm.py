@@ -76,7 +76,7 @@ def read_solutions(path: str | Path) -> list[Labelled]:
     """
     found = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ProblemFileError(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
@@ -135,7 +135,8 @@ def rows_of(prm: PRM, solutions: Sequence[Labelled], seed: int = 0) -> Iterator[
         share = float(right[which].mean()) if which.any() else float("nan")
         yield Row(f"accuracy_{name}", share, "of them", repeats=int(which.sum()), spread=spread)
     yield Row("f1", f1(right, wrong), "F1")
-    tried = sorted({score for own in scores for score in own})[:: max(1, len(scores) // 200)]
+    tried = sorted({score for own in scores for score in own})
+    tried = tried[:: max(1, len(tried) // 200)]
     best = max(
         (THRESHOLD, *tried), key=lambda threshold: f1(_named(scores, solutions, threshold), wrong)
     )

@@ -2,7 +2,8 @@
 
 README's tables are made of those under reports/: a field that does not apply is null, names are
 unique, and a ratio above 1 always means ours is better. Contenders run interleaved, so repeat k of
-one is paired with repeat k of the other: noise that lasts longer than a repeat falls on both.
+one is paired with repeat k of the other: noise that lasts longer than a repeat falls on both (a
+GPU's kernels run one after the other, each a graph of its own).
 """
 
 from __future__ import annotations

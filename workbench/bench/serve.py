@@ -54,7 +54,7 @@ from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import MarginalValue
-from workbench.models.registry import DUMMY
+from workbench.models.registry import DUMMY, model_spec
 from workbench.search.answers import check_choice
 
 REPEATS = {"quick": 1, "default": 3, "full": 5}  # turns
@@ -289,18 +289,21 @@ def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Com
             for dtype in peer_dtypes():
                 told = f"vllm serve{version_of(name, 'vllm')} ({dtype}, {settings})"
                 label = name if dtype == "float32" else f"{name}-{dtype}"
-                own = {"served_model_name": model, "dtype": dtype, **limits}
+                own: Any = {"served_model_name": model, "dtype": dtype, **limits}
+                each = model_spec(model).kv_bytes_per_token(4 if dtype == "float32" else 2)
+                own |= {"kv_bytes": most * longest * each}
                 found[label] = vllm_command(told, folder, "--disable-log-stats", **own)
         except PeerError as error:
             warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
     return found
 
 
-def vllm_command(label: str, folder: Path, *flags: str, **options: Any) -> Command:
-    """vLLM's own server of a model's folder; flags, options: of its command line. Raises PeerError
-    where it is not installed.
+def vllm_command(label: str, folder: Path, *flags: str, kv_bytes: int, **options: Any) -> Command:
+    """vLLM's own server of a model's folder; flags, options: of its command line; kv_bytes: as of
+    `interpreter`. Raises PeerError where it is not installed.
     """
-    python, environment = interpreter("vllm", PEERS_FOLDER.absolute(), torch.get_num_threads())
+    threads = torch.get_num_threads()
+    python, environment = interpreter("vllm", PEERS_FOLDER.absolute(), threads, kv_bytes)
     given = {"model": folder, "host": "127.0.0.1", **options}
     words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     server = [str(python), "-m", "vllm.entrypoints.openai.api_server"]

@@ -493,6 +493,15 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     config, answers = spec.config, rung_answers(spec.config, spec.seed)
     if config.finish_at_limit:
         raise ConfigError("A replay samples nothing: replay with finish_at_limit=False.")
+    how, llm = answers.recording.settings, answers.recording.llm.name
+    there: Any = {"llm": llm, "score_shuffle_seed": how.score_shuffle_seed}
+    there |= {name: how.strategy_settings[name] for name in ("n", "beam_width", "max_depth")}
+    there |= {"num_problems": len(answers.recording.problems)}
+    there |= {"strategy": next(n for n, s in STRATEGIES.items() if s.__name__ == how.strategy)}
+    there |= {} if config.problems in recording_names() else {"dtype": "bfloat16"}
+    for name, value in there.items():
+        if (given := getattr(config, name)) != value:
+            raise ConfigError(f"{name} is {given!r}; the search that is replayed has {value!r}.")
     asked: dict[str, Any] = {name: getattr(config, name) for name in REPLAYED_SETTINGS}
     for role in ENGINES:
         own = ((n.removeprefix(f"{role}_"), v) for n, v in spec.own if n.startswith(f"{role}_"))

@@ -482,8 +482,11 @@ def start_up(pair: Pair, share: float) -> dict[str, list[dict[str, Any]]]:
 def _notes(pair: Pair) -> list[str]:
     """What the numbers stand on, and what they leave out."""
     device = pair.device
-    fitted = {need.engine.name for need in pair.needs} & set(device.terms)
-    bound = "fitted terms" if fitted else "its roofline, so they are a bound from below"
+    names = [need.engine.name for need in pair.needs]
+    rest = [name for name in names if not device.is_fitted_to(name)]
+    bound = "its roofline, so they are a bound from below" if rest else "fitted terms"
+    if 0 < len(rest) < len(names):
+        bound = f"fitted terms, those of {rest[0]} by {bound}"
     search, left = pair.answers.recording, device.memory_bytes - pair.total
     depth = search.settings.strategy_settings["max_depth"]
     activations = " and ".join(format_size(need.activations) for need in pair.needs)

@@ -211,6 +211,12 @@ class ReplayEngine:
                 f"Node {tag.node_id!r} of problem {tag.problem_id!r} was sampled after "
                 f"{before} tokens; the replay has {len(prompt)}."
             )
+        if params.max_tokens < (count := len(node.step.tokens)):
+            raise RecordingError(
+                f"Node {tag.node_id!r} of problem {tag.problem_id!r} has {count} tokens; the "
+                f"replay leaves it {params.max_tokens}. A shorter one was not recorded: give a "
+                "greater max_model_len."
+            )
         self._nodes[self._next_id] = node
         return self._queue(TriePath(node.trie, before), tag, params=params)
 

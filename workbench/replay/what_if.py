@@ -14,11 +14,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from workbench.config import EngineConfig, format_size, parse_size, require_known
+from workbench.config import EngineConfig, format_size, parse_size, refused, require_known
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.models.spec import ModelSpec
 from workbench.replay.answers import Answers
@@ -39,6 +40,8 @@ from workbench.trace import Trace
 
 Source = Answers | Recording | str | os.PathLike[str]
 SEARCH = ("min_problem_batch", "score_cache")
+COUNTS = ("dtype_bytes", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens",
+          "min_problem_batch")  # fmt: skip
 SWITCHES = ("request_order", "problem_batching", "forget_pruned")
 
 
@@ -80,6 +83,12 @@ class WhatIf:
     forget_pruned: bool | None = None
     llm: Mapping[str, Any] = field(default_factory=dict)
     prm: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, Integral) and int(value) >= 1):
+                raise refused(WhatIf, name, value, "a whole number from 1")
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
         """Of these names those that are fields here and were given."""
@@ -175,6 +184,8 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
     device = load_device(asked.device) if isinstance(asked.device, str) else asked.device
     changes = [asked.given(CHANGEABLE) | dict(own) for own in (asked.llm, asked.prm)]
     budgets, shared = asked.budgets(models), None
+    if budgets is not None and any("num_blocks" in own for own in changes):
+        raise ConfigError("what_if got num_blocks beside a memory; give one of them.")
     if budgets is not None and asked.policy is not None:
         share = budgets[0] / sum(budgets) if asked.kv_share is None else asked.kv_share
         shared = SharedMemory(sum(budgets), asked.policy, share)
@@ -185,8 +196,6 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
             )
     elif budgets is not None:
         for model, own, kv in zip(models, changes, budgets, strict=True):
-            if "num_blocks" in own:
-                raise ConfigError("what_if got num_blocks beside a memory; give one of them.")
             own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
     memory = []
     for place, (model, own) in enumerate(zip(models, changes, strict=True)):

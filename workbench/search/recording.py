@@ -116,8 +116,8 @@ class RecordedEngine:
         """
         names = ("name", "architecture", "fingerprint", "max_model_len", "value_outputs")
         told = {name: getattr(engine, name) for name in names} | dict(engine.description)
-        if len(sizes) > 1:
-            told["num_blocks"] = None
+        if sizes:
+            told["num_blocks"] = None if len(sizes) > 1 else next(iter(sizes))
         return cls(**told)
 
 

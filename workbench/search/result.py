@@ -85,6 +85,8 @@ class SearchResult:
         """
         steps = self.trace.steps
         own = steps[steps["engine"] == "prm"]
+        if {*self.trace.requests["problem_id"]} - {*self.problems["problem_id"]}:
+            own = own.iloc[:0]  # of a search that was broken off: it counts others' steps, too
         traced = own["prefill_tokens"] + own["decode_tokens"]  # which critiques are
         by_problem = self.problems[
             ["prm_tokens_asked", "prm_tokens_computed", "prm_tokens_distinct"]

@@ -7,7 +7,7 @@ of a problem is read when the result is collected and at no other time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,26 @@ class SearchRecorder(Recorder):
         return []
 
 
+def require_recordable(
+    record: str | os.PathLike[str], cache: ScoreCache | None, engines: Mapping[str, TokenEngine]
+) -> None:
+    """ConfigError unless a file can be written there, and nothing is known of another run: a replay
+    begins with empty caches.
+    """
+    require_destination(record)
+    if cache:
+        raise ConfigError(
+            f"score_cache holds {len(cache)} scores of another run, and record={str(record)!r} "
+            "would lack their requests; give score_cache=True or False to record a search."
+        )
+    for name, engine in engines.items():
+        if held := getattr(getattr(engine, "cache", None), "num_cached", 0):
+            raise ConfigError(
+                f"The {name}'s cache holds {held} blocks of earlier requests, and "
+                f"record={str(record)!r} would lack these; call its cache.reset() first."
+            )
+
+
 class Search:
     """A search of several problems over two engines, a round at a time; `run_search` plays all.
 
@@ -119,13 +139,12 @@ class Search:
         )
         prm.require_room()
         if record is not None:
-            require_destination(record)
-            if cache:
-                raise ConfigError(
-                    f"score_cache holds {len(cache)} scores of another run, and "
-                    f"record={str(record)!r} would lack their requests; give score_cache=True or "
-                    "False to record a search."
-                )
+            require_recordable(record, cache, {"LLM": llm, "PRM": prm.engine})
+        if config.forget_pruned and hasattr(strategy, "lookahead"):
+            raise ConfigError(
+                "forget_pruned is for strategies that go on from what was just scored; a lookahead "
+                "goes back to what it sampled before. Leave one of them out."
+            )
         self._strategy, self._record, self._on_round, self._same = strategy, record, on_round, same
         self._engines = {"llm": llm, "prm": prm.engine}
         self._recorder = SearchRecorder("search")

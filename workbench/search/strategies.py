@@ -131,7 +131,8 @@ class BeamSearch:
     """n beams, of which n // beam_width survive an iteration, for at most max_depth iterations.
 
     finish_at_limit samples the last iteration to the end of the solution, with limit_tokens at
-    most, as Search and Learn does; without it a beam at the depth limit stays unfinished.
+    most, as Search and Learn does, and has each of its steps scored; without it a beam at the depth
+    limit stays unfinished.
     """
 
     n: AtLeastOne = 16
@@ -152,9 +153,11 @@ class BeamSearch:
             active = refill(survivors, self.n - len(done))
             if self.finish_at_limit and depth == self.max_depth:
                 steps = yield Generate(active, stop=(), max_tokens=self.limit_tokens)
+                pieces = [split_steps(step.text) for step in steps]
             else:
                 steps = yield Generate(active)
-            beams = tuple(node.grown(step) for node, step in zip(active, steps))
+                pieces = [(step.text,) for step in steps]
+            beams = tuple(map(Beam.grown, active, steps, pieces))
             scores = yield Score(beams)
             scored = [beam.scored(row) for beam, row in zip(beams, scores)]
             done += [beam for beam in scored if not beam.can_grow]

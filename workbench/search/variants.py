@@ -90,20 +90,20 @@ class DVTS:
         """Extend each subtree's node by beam_width children, and keep the best of them."""
         done: list[Beam] = []
         nodes = children([Beam()], [self.n])
-        for _ in range(self.max_depth):
+        for depth in range(1, self.max_depth + 1):
             beams = yield from extended(nodes)
             kept = []
             for first in range(0, len(beams), self.beam_width):
                 siblings = beams[first : first + self.beam_width]
                 (chosen,) = best(siblings, 1, self.aggregation)
-                if chosen.can_grow:
+                if chosen.can_grow and depth < self.max_depth:
                     kept.append(chosen)
                 else:
                     done += [beam for beam in siblings if beam is chosen or beam.finished]
             if not kept:
                 break
             nodes = children(kept, [self.beam_width] * len(kept))
-        return outcome(done + kept, self.aggregation)
+        return outcome(done, self.aggregation)
 
 
 @dataclass(frozen=True, slots=True)
