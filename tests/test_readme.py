@@ -113,7 +113,6 @@ ENGINE = {
 }
 GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "engine_smollm2": (WORKS, ENGINE),
-    "engine_smollm2.avx2": (WORKS, ENGINE),
     "search_systems": (
         {"problems_per_min": "problems a minute", "tokens": "tokens generated a problem",
          "tokens_per_s": "generated tokens a second",
@@ -126,10 +125,6 @@ GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         SERVED,
         {"ours": "={}", "in process": "{}", "vLLM": "{}@vllm", "vLLM bf16": "{}@vllm-bfloat16",
          "llama.cpp, Q4_0": "{}@llama.cpp"},
-    ),
-    "serve_two_smollm2": (
-        {count: f"{counted(int(count), 'client')} each" for count in ("1", "4", "16", "64")},
-        {"ours, both models": "=tokens_per_s_two_c{}", "in process": "tokens_per_s_two_c{}"},
     ),
     "memory": (
         {"0.5": "0.5 W", "1": "1 W", "2": "2 W"},
@@ -144,21 +139,17 @@ GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }  # fmt: skip
 """What the README shows of a record as a grid: its rows, its columns, and the row of the record at
 both; = shows our value, the others the ratio to the peer."""
-HEADS = {
+HEADS = {  # of the records that the README shows; RESULTS.md has all
     "engine_smollm2": "**One engine**, SmolLM2-135M.",
-    "engine_smollm2.avx2": "**The same held to AVX2.**",
     "search": "**Search** on the embedded pair.",
     "search_systems": "**Whole systems** on SmolLM2-135M in both roles.",
     "serve_smollm2": "**Serving** SmolLM2-135M; *in process*: the same requests given to the "
     "engine without a server.",
-    "serve_two_smollm2": "**Serving two models** from one memory.",
     "memory": "**Two models in one memory** (W: [Terms](#terms)). *All techniques* are the four of "
     "[One memory for both models](#one-memory-for-both-models); *with*, *without*: the static "
     "split has them, or none.",
     "replay": "**Replay** against runs on this machine.",
     "gpu/engine-1b": "**On a GPU**: Llama 3.2 1B's shapes, random weights.",
-    "gpu/engine-8b": "**The same of the 8B PRM's shapes.**",
-    "gpu/kernels": "**The GPU's kernels.**",
     "gpu/reenact": "**1B + 8B in 24 GiB**, every token of a replayed search computed.",
 }
 READING = (

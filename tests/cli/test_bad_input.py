@@ -22,6 +22,7 @@ ONE = ["run", "Compute 1+1."]
         ([*ONE, "--engine", "transformer"], "Did you mean 'transformers'?"),
         ([*ONE, "--engine", "transformers", "--llm-share", "0.3"], "does not take llm_share"),
         ([*ONE, "--engine", "http://127.0.0.1:9", "--set", "dtype=float16"], "not take dtype"),
+        ([*ONE, "--engine", "transformers", "--set", "policy=static"], "does not take policy"),
         ([*ONE, "--index", "0"], "the problem 'Compute 1+1.' and --index"),
         ([*ONE, "--problems", "tiny"], "and --problems"),
         (["run", "--strategy", "dfs"], "strategy is 'dfs'; allowed: beam_search, best_of_n, self_"),

@@ -66,6 +66,8 @@ def test_runs_are_listed_shown_and_compared(tmp_path, stored, capsys):
     where = ["--runs", str(tmp_path)]
     assert main(["runs", "list", "--runs", str(tmp_path / "none")]) == 0
     assert "workbench sweep" in capsys.readouterr().out
+    assert main(["runs", "list", *where, "--status", "infeasible"]) == 0
+    assert "No stored run is infeasible." in capsys.readouterr().out
     assert main(["runs", "list", *where]) == 0
     listed = capsys.readouterr().out
     assert all(folder.name in listed for folder in stored)

@@ -14,7 +14,14 @@ from workbench.cli.study import report
 from workbench.experiments.backends import Backend
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.notebooks import notebook_files
-from workbench.experiments.plans import PLANS, BatchPlan, replayed_config, sweep_config
+from workbench.experiments.plans import (
+    PLANS,
+    AblationPlan,
+    BatchPlan,
+    ablation_runs,
+    replayed_config,
+    sweep_config,
+)
 from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import RunSpec
 from workbench.experiments.study import (
@@ -23,6 +30,7 @@ from workbench.experiments.study import (
     figures_home,
     provenance_of,
     run_replayed,
+    run_study,
     run_sweep,
 )
 
@@ -92,9 +100,12 @@ def test_a_sweep_that_cannot_fit_is_said_before_any_notebook_runs(tmp_path, caps
 
 @pytest.mark.parametrize("names", [["00"], ["01", "07"]])
 def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
-    """The tour, memory and the ablation build or run what they draw themselves."""
+    """The tour, memory and the ablation build or run what they draw themselves; the tour draws no
+    figure that is kept.
+    """
     assert main(["figures", *names]) == 0
-    assert [name for name, _ in calls] == ["run_notebooks"]
+    reported = [] if names == ["00"] else ["write_page", "write_report"]
+    assert [name for name, _ in calls] == ["run_notebooks", *reported]
 
 
 @pytest.mark.parametrize(
@@ -167,20 +178,40 @@ def test_a_replot_runs_nothing_and_takes_no_parameter_of_a_run(calls, monkeypatc
     assert "takes no -p n" in capsys.readouterr().err
 
 
-def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, monkeypatch, capsys):
+def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, calls, monkeypatch, capsys):
     assert completeness(broken) == "3 of 4 runs (failed: split-0.300-seed0)"
-    reported = []
-    monkeypatch.setattr("workbench.experiments.report.write_report", reported.append)
-    assert report(broken, [], {})
+    monkeypatch.setattr("workbench.experiments.study.run_sweep", lambda *_, **__: broken)
+    assert main(["figures", "02", "--profile", "quick"]) == 1
     shown = capsys.readouterr().out
     assert "failed: split-0.300-seed0" in shown
     assert "RuntimeError: the cable was [pulled]" in shown
     assert "--retry-failed" in shown
-    assert reported == [figures_home(broken)]
+    assert dict(calls)["write_report"][0] == figures_home(broken)
     assert "3 of 4 runs (failed: split-0.300-seed0)" in provenance_of(broken)
 
 
-def test_figures_of_ones_own_are_told_beside_committed_ones(broken, monkeypatch, tmp_path, capsys):
+def test_a_failed_run_of_another_study_is_named_and_repeated(calls, tmp_path, capsys):
+    """Of the ablation, whose notebook is handed the wish to repeat it."""
+
+    def execute(spec: RunSpec):
+        if spec.setting == "score_cache":
+            raise RuntimeError("no cable")
+        return fake_result(spec)
+
+    config, plan = sweep_config("quick"), PLANS[AblationPlan]["quick"]
+    runs, how = ablation_runs(config, plan), {"plan": plan, "progress": False}
+    study = run_study(config, runs, tmp_path, execute=one_by_one(execute), **how)
+    assert study.failures.startswith("failed: ")
+    assert study.failures in provenance_of(study)
+    words = ["figures", "07", "--profile", "quick", "--runs", str(tmp_path)]
+    assert main(words) == 1
+    assert "failed: 07_modifications: " in capsys.readouterr().out
+    assert main([*words, "--retry-failed"]) == 1
+    passed = [given for name, given in calls if name == "run_notebooks"][-1][2]
+    assert passed == {"runs_dir": str(tmp_path), "retry_failed": True}
+
+
+def test_figures_of_ones_own_are_told_beside_committed_ones(monkeypatch, tmp_path, capsys):
     """Of the committed ones themselves nothing is, until others are drawn over them."""
     for place in ("figures", "mine"):
         (tmp_path / place).mkdir()
@@ -188,20 +219,20 @@ def test_figures_of_ones_own_are_told_beside_committed_ones(broken, monkeypatch,
             shutil.copy(project_root() / f"figures/memory_split{ending}", tmp_path / place)
     monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
     monkeypatch.setattr("workbench.experiments.report.write_report", lambda folder: folder)
-    report(broken, [], {"figures_folder": "mine"})
+    report(tmp_path / "mine", [])
     shown = capsys.readouterr().out
     assert re.search(r"\(memory_split\): (\d+) of \1 agree\.", shown)
     assert "Settings that differ, here (committed): none." in shown
-    report(broken, [], {"figures_folder": "figures"})
+    report(tmp_path / "figures", [])
     assert "committed" not in capsys.readouterr().out
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "figures"]):
         who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
         subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
-    report(broken, [], {"figures_folder": "figures"})
+    report(tmp_path / "figures", [])
     assert "committed" not in capsys.readouterr().out
     rows = pd.read_parquet(tmp_path / "figures/memory_split.parquet")
     rows[rows["llm_share"] < 0.5].to_parquet(tmp_path / "figures/memory_split.parquet")
-    report(broken, [], {"figures_folder": "figures"})
+    report(tmp_path / "figures", [])
     assert "only committed (share 0.5)" in capsys.readouterr().out
 
 
@@ -216,7 +247,8 @@ def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):
         text = file.read_text()
         kinds = "study|sweep|replayed|rungs|ablation_replayed|(?:batches|policies)(?:_replayed)?"
         studies = re.findall(rf" \*?run_(?:{kinds})\(", text)
-        assert text.count("stale_ok=stale_ok") == len(studies), file.name
+        calls_with = re.findall(r"run_\w+\([^\n]*\*\*how", text)
+        assert len(calls_with) == len(studies), file.name
 
 
 @pytest.mark.parametrize(

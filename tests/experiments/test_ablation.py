@@ -1,5 +1,7 @@
 """The ablation of the modifications: gains, depth limits, sameness and claims follow from runs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -70,6 +72,19 @@ def test_rates_are_of_both_seeds_and_problem_batching_of_the_longer_queue(study,
     gain = views.gain_of(study, "score_cache", LAST_TWO[0])
     assert gain.low < 2.0 < gain.high < np.inf
     assert gain != views.speed_up(study, "score_cache", LAST_TWO[0], "sixty"), "of the queue"
+    queued = rows.loc[rows["queued"], ["setting", "metric"]].to_numpy().tolist()
+    assert queued == [[LAST_TWO[0], "gain"]]
+
+
+def test_a_setting_without_a_run_has_no_gain_and_its_neighbours_are_not_compared(study, tmp_path):
+    """Else the gains of two modifications would be told as one's."""
+    kept = [spec for spec in RUNS if spec.setting != "score_cache"]
+    found = run_study(CONFIG, kept, tmp_path, execute=one_by_one(fake_run), **HOW)
+    gap = replace(found, order=study.order)
+    assert not {"score_cache", "continuous_problems"} & {after for _, after in views.steps_up(gap)}
+    rows = views.ablation_rows(gap)
+    assert not rows["queued"].any()
+    assert rows.query("metric == 'whole'")["value"].tolist() == pytest.approx([8.0])
 
 
 def test_sampling_to_the_end_is_paired_at_every_limit(study):

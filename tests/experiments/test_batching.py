@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.experiments.fake_sweep import FakeSweep
@@ -63,6 +64,11 @@ def test_a_cell_s_rate_is_the_median_of_its_repetitions_with_their_range(study):
     assert len(static) == 1
     rates = static[["steps_per_s_low", "steps_per_s", "steps_per_s_high"]].iloc[0]
     np.testing.assert_allclose(rates, [7.2, 8.0, 8.8])
+    cells, own = study.all_runs.copy(), {"kind": STATIC_BATCH, "max_num_seqs": 4, "model": "prm"}
+    first = cells[(cells[list(own)] == own).all(axis=1)].index[0]
+    cells.loc[first, ["status", "error", "steps_per_s"]] = ["failed", "no cable", np.nan]
+    row = batch_rows(cells, "prm").query("kind == @STATIC_BATCH and max_num_seqs == 4").iloc[0]
+    assert row["status"] == "finished" and pd.isna(row["error"]), "its other repetitions did"
 
 
 def test_balance_is_steps_over_busy_seconds_and_waste_by_block_size(study):

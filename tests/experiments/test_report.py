@@ -98,6 +98,16 @@ def test_a_part_whose_figures_are_not_drawn_is_left_out(tmp_path) -> None:
     assert "do exactly the same" in text and "a study of its own, notebook 08" in text
     assert "<figure" not in text, "there are no images: no browser was there"
     assert '<p class="finding">On the measured tiny pair throughput is highest' in text
+    shutil.copy(FOLDER / "memory_split.svg", tmp_path)
+    assert "<figure" in report.write_report(tmp_path).read_text()
+    record = json.loads((tmp_path / "memory_split.json").read_text())
+    del record["images"]  # as where rows are drawn anew and no browser draws them
+    said = record["parameters"]["provenance"]
+    record["parameters"]["provenance"] = re.sub(r"\d+ runs of equal work.*", "few runs.", said)
+    (tmp_path / "memory_split.json").write_text(json.dumps(record))
+    text = report.write_report(tmp_path).read_text()
+    assert "<figure" not in text, "the picture is of older rows"
+    assert "differ by an amount that is not known in time" in text
 
 
 def test_what_shares_lose_has_its_interval_where_the_rows_have_it_and_says_so_where_not() -> None:
@@ -156,6 +166,20 @@ def test_the_headline_gain_of_the_record_is_within_the_figures_interval() -> Non
     every, base = (settings.loc[f"0.5W/{n}"] for n in ("marginal_value/all", "static_0.3/none"))
     ends = every["low"] / base["high"], every["high"] / base["low"]
     assert ends[0] < row["spread"][0] < row["ratio"] < row["spread"][1] < ends[1]
+
+
+def test_padding_is_told_at_a_limit_of_both_kinds_and_a_fourth_pair_has_a_column(tmp_path) -> None:
+    """As where the grid of a smaller profile has other limits than padded batches were tried at."""
+    for file in FOLDER.glob("*.*"):
+        if file.suffix in (".parquet", ".json"):
+            shutil.copy(file, tmp_path)
+    rows = pd.read_parquet(tmp_path / "balance.parquet")
+    few = (rows["metric"] == "waste") & (rows["kind"] == "continuous")
+    few &= ~rows["max_num_seqs"].isin([8, 64, 512])
+    rows[~few].to_parquet(tmp_path / "balance.parquet")
+    assert report.batch_numbers(report.Drawn(tmp_path))["paddedSeqs"] in ("8", "64")
+    tex = report.booktabs("verdicts", pd.DataFrame([list("abcdef")], columns=list("ABCDEF")))
+    assert tex.count("\\linewidth") == 6
 
 
 def test_a_verdict_names_the_pairs_it_is_of() -> None:

@@ -158,6 +158,11 @@ def test_gains_of_hard_and_easier_levels_are_those_of_the_problems_both_budgets_
     found = [gains[key].estimate for key in (views.EASIER, views.HARDER, "more")]
     assert found == pytest.approx([easier, hard, hard - easier])
     assert gains["more"].low < 0 < gains["more"].high
+    runs = strategies.all_runs
+    failed = (runs["strategy"] == "beam_search") & (runs["n"] == runs["n"].max())
+    kept = tuple(runs.loc[~failed, "folder"])
+    fewer = views.gains_by_level(replace(strategies, folders=kept, _read={}))
+    assert fewer[views.EASIER].estimate > 0, "a strategy that lacks a run leaves the others theirs"
 
 
 def test_hit_rates_are_those_of_first_admissions(sweep):
@@ -361,6 +366,9 @@ def test_pairs_agree_by_the_interval_of_the_peak_and_by_the_order_of_shares():
     assert first.endswith("0.20 to 0.40 measured") and "on SmolLM2, replayed, 0.08 to" in other
     assert "which does not overlap, and the order of shares differs (Spear" in other
     assert "which overlaps, and the order of shares agrees (Spear" in last and "n 1.00)" in last
+    alike = pd.DataFrame(rows, columns=columns).replace({"value": dict.fromkeys((4, 5, 2, 1), 1.0)})
+    assert "agrees" not in (said := claims.rungs_in_words(alike)) and "differs" not in said
+    assert said.count("the shares have no order to compare") == 2
 
 
 def test_how_far_the_agreement_was_chosen_stands_beside_it():

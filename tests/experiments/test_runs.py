@@ -210,6 +210,13 @@ def test_a_truncated_archive_and_wrong_names_are_named(tmp_path, two_runs):
     for found, said in ((archive, "damaged"), (tmp_path / "nothing.zip", "no archive")):
         with pytest.raises(RunStoreError, match=said):
             run_store.import_runs(found, tmp_path / "there")
+    packed = tmp_path / "runs.zip"
+    run_store.export_runs(two_runs, packed)
+    held = bytearray(packed.read_bytes())
+    held[300:900] = bytes(600)
+    packed.write_bytes(held)
+    with pytest.raises(RunStoreError, match="damaged"):
+        run_store.import_runs(packed, tmp_path / "there")
     for runs, name, said in ((two_runs, "runs.rar", "must end"), ([], "none.zip", "no runs to")):
         with pytest.raises(RunStoreError, match=said):
             run_store.export_runs(runs, tmp_path / name)

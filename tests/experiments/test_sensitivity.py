@@ -1,6 +1,6 @@
 """Missing values, each set otherwise: replays, what they come to, what the table says of them."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
@@ -51,6 +51,8 @@ def test_swapping_takes_back_what_computing_again_cost_and_no_more() -> None:
     faster = tokens / (tokens / 100.0 - saved)
     assert saved > 0 and found["loss_low"] == pytest.approx(1 - 100.0 / faster)
     assert found["best"] == 0.5
+    own = replace(SMALL, asked=replace(SMALL.asked, device="mine.json")).swapped(taken)
+    assert own["lacks"].tolist() == ["no bus to the host is known of mine.json"]
 
 
 def test_a_conclusion_depends_on_a_value_where_a_setting_breaks_one_of_its_three_parts() -> None:
@@ -127,6 +129,21 @@ def test_the_committed_rows_are_what_a_replay_says() -> None:
         expected = own[own["llm_share"] == share].iloc[0]
         for column in ("tokens_per_s", "llm_computed_again", "prm_computed_again"):
             assert pair.rows[-1][column] == pytest.approx(expected[column])
+
+
+def test_what_is_asked_otherwise_is_what_is_told_to_be_taken() -> None:
+    """And a setting that cannot be asked beside it is a row that says so."""
+    base = Base.of({"n": 64, "in_flight": 24, "device": "h100"}, rounds=32, replays=None)
+    taken = {value.name: value.taken for value in sensitivity.values(base)}
+    assert taken["n"] == "16 (tiny), 64 (thesis scale)"
+    assert taken["problems in flight"].endswith("24 (thesis scale)")
+    assert taken["depth of the search"] == "the first 16" and "h100 (thesis" in taken["GPU"]
+    assert Base.made_with(asdict(base)) == base
+    (row,) = base.replayed("problems in flight", Setting("96", {"in_flight": 96})).to_dict(
+        "records"
+    )
+    assert row["lacks"].startswith("n = 64 with 96 problems in flight are 6,144 beams")
+    assert len(base.replays_left("default", ["problems in flight"])) == 7 * 3, "12, 24, as taken"
 
 
 def test_a_value_that_the_thesis_does_not_leave_open_is_refused() -> None:

@@ -58,7 +58,7 @@ def rung_rows():
     rows += [("third", "stops", v, v - 0.1, v + 0.1, d) for d, v in ((4, 0.2), (40, 0.5))]
     rows += [("second", "finishes", v, v - 0.1, v + 0.1, d) for d, v in ((4, 0.6), (40, 0.5))]
     frame = pd.DataFrame(rows, columns=["setting", "metric", "value", "low", "high", "max_depth"])
-    return frame.assign(label=frame["setting"].str.upper())
+    return frame.assign(label=frame["setting"].str.upper(), queued=frame["setting"] == "second")
 
 
 def panel(fig, row, col, kind="bar"):
@@ -117,7 +117,8 @@ def test_each_rung_has_its_rates_its_interval_and_the_factor_over_the_one_before
     np.testing.assert_allclose(bars[0].x, rate["value"])
     np.testing.assert_allclose(bars[0].error_x.array, rate["high"] - rate["value"])
     assert list(bars[0].marker.pattern.shape) == ["", "", "", "/"]
-    assert dict(zip(gains.y, gains.text)) == {1: "×2.00", 2: "×2.00", 3: "×0.40"}
+    assert dict(zip(gains.y, gains.text)) == {1: "longer queue:<br>×2.00", 2: "×2.00", 3: "×0.40"}
+    assert list(gains.marker.symbol) == ["diamond-open", "diamond", "diamond"], "open: of the queue"
     assert dict(zip(gains.y, gains.x)) == {1: 2.0, 2: 2.0, 3: 0.4}, "drawn as its number says"
     assert list(np.take(gains.error_x.arrayminus, [0, 1])) == pytest.approx([0.2, 0.1])
     assert list(fig.layout.yaxis.ticktext) == ["FIRST", "SECOND", "THIRD", "STATIC_REQUESTS"]

@@ -252,6 +252,15 @@ def test_a_search_is_a_model(service, client, stream):
     assert found == [*columns.itertuples(index=False, name=None)]
 
 
+def test_what_only_votes_has_no_scores_and_its_prompt_is_the_one_it_was_asked(service, client):
+    own = {"n": 2, "max_tokens": 16, "instruction": "Think step by step. " * 8}
+    asked = {"model": "search/self_consistency", "messages": CHAT, "seed": 5}
+    found = client.chat.completions.create(**asked, extra_body={"search": own})
+    plain = len(service.thread.engines[SOLVER].tokenizer.encode_chat(CHAT))
+    assert found.usage.prompt_tokens > plain + 16
+    assert {node["score"] for node in told(service, f"/search/{found.id}")["nodes"]} == {None}
+
+
 def test_a_split_moves_pages_and_changes_no_token():
     """Again and again while both models are asked; the target is the last one."""
     shares = [{SOLVER: part, "tiny-prm": 1 - part} for part in (0.7, 0.3, 0.6)]

@@ -141,7 +141,9 @@ def test_a_snapshot_accounts_for_every_block_and_token(pair, undisturbed):
 
 def test_a_policy_without_a_split_says_so():
     """FirstCome has nothing to set: it is shown working, and a re-split is refused."""
-    live = small(ls.shared_pair(memory="4MiB", policy="first_come", **LIMITS), 1, max_depth=2)
+    blocks = {"block_size": 32}  # a setting of both engines reaches the arena, too
+    pair = ls.shared_pair(memory="4MiB", policy="first_come", **LIMITS, **blocks)
+    live = small(pair, 1, max_depth=2)
     assert "FirstCome keeps no split" in live.resplit(0.3).reason
     assert live.state == "ready"
     live.start()

@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import os
 
+import pandas as pd
 import pytest
 
 from workbench.errors import ConfigError, OutOfMemory, RecordingError
@@ -88,6 +89,7 @@ def test_between_two_replays_values_are_linear_and_said_to_be(position, replays)
     for name in ("tokens_per_s", "prm_hit_rate", "llm_thrash"):
         assert guess.row[name] == pytest.approx(0.75 * low.row[name] + 0.25 * high.row[name])
     assert not guess.is_exact and guess.blocks is low.blocks
+    assert pd.DataFrame([guess.row, replays[0].row]).dtypes.eq(float).all(), "one type a column"
     assert r.interpolated(position.at(0.45), replays) is None
     assert r.interpolated(position.at(0.2), replays[:1]) is None
     rows = r.replay_rows([high, low, guess])

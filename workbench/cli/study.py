@@ -34,6 +34,9 @@ ON_RUNGS = (SPLIT, "03_block_occupancy", "05_prefix_cache", "06_cache_thrashing"
 """Notebooks that draw the same replayed rungs beside the sweep."""
 OF_SWEEP = {*ON_RUNGS, BATCHING}
 """Notebooks that read the sweep; others build or run themselves what they draw."""
+OPTIONS = {"profile": "--profile NAME", "runs_dir": "--runs DIR", "stale_ok": "--stale ok",
+           "retry_failed": "--retry-failed"}  # fmt: skip
+"""Parameters of notebooks that the command has options for, since its own sweep needs them, too."""
 
 
 def figures(
@@ -68,20 +71,22 @@ def figures(
         redraw(names, profile, parameters)
         return
     on = Backend(backend, workers or (usable_cores() if backend == HERE else None))
+    for name in parameters.keys() & OPTIONS.keys():
+        raise ConfigError(f"figures takes {name} as {OPTIONS[name]}, not as -p {name}=...")
     known = notebooks.parameters_of(notebooks.notebook_files(names or None), parameters)
     how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
     of_sweep = {field.name for field in fields(SweepConfig)} - {"profile"}
     if [file.stem for file in known] == [COMPARED]:
         of_sweep.remove("num_problems")  # the plan's: maybe one for each number of beams
     config = sweep_config(profile, **{k: v for k, v in parameters.items() if k in of_sweep})
+    given = {file.stem: defaults | parameters for file, defaults in known.items()}
     if dry_run:
-        given = {file.stem: defaults | parameters for file, defaults in known.items()}
         _print_left(config, given, runs, how, on.workers or 1)
         return
-    if runs:
-        parameters["runs_dir"] = str(Path(runs).resolve())
-    if stale:
-        parameters["stale_ok"] = True
+    own = {name for each in known.values() for name in each}
+    asked = {"runs_dir": runs and str(Path(runs).resolve()), "stale_ok": bool(stale)}
+    asked |= {"retry_failed": retry_failed}
+    passed = parameters | {k: v for k, v in asked.items() if v and k in own}
     # first the sweep, so that its progress is seen here; the notebooks then find its runs
     reads = OF_SWEEP.intersection(file.stem for file in known)
     sweep = _sweep(config, runs, how, on) if reads else None
@@ -89,9 +94,18 @@ def figures(
         reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
         raise RunStoreError(f"No run of the sweep finished: {reasons}. There is nothing to draw.")
     executed = notebooks.run_notebooks(
-        names or None, profile, parameters, out, environment=on.environment
+        names or None, profile, passed, out, environment=on.environment
     )
-    if sweep is not None and report(sweep, executed, parameters):
+    problems = sweep is not None and _print_problems(sweep.all_runs)
+    for stem, found in _previews(config, given, runs, how | {"retry_failed": False}):
+        for name in found.runs.loc[found.runs["status"] == "failed", "name"]:
+            terminal().print(f"failed: {stem}: {name}", style="yellow", markup=False)
+            problems = True
+    if problems:
+        terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
+    if "figures_folder" in own:
+        report(home_of(profile, parameters, sweep), executed)
+    if problems:
         raise Exit(options.FAILED)
 
 
@@ -130,21 +144,10 @@ def _print_left(
     and for what is replayed. given: each notebook's parameters, its own among them; workers: those
     that replay.
     """
-    from workbench.experiments import plans, study
-
     left = [_print_preview(config, runs, how)] if given.keys() & OF_SWEEP else []
-    studies: dict[str, tuple[Any, Any]] = {
-        BATCHING: (plans.BatchPlan, plans.batch_runs),
-        ABLATION: (plans.AblationPlan, plans.ablation_runs),
-        COMPARED: (plans.StrategyPlan, plans.strategy_runs),
-        OPTIMISATION: (plans.PolicyPlan, partial(study.policies_planned, runs_dir=runs,
-                                                    stale_ok=how["stale_ok"])),
-    }  # fmt: skip
-    for stem, (kind, runs_of) in studies.items():
-        if stem in given:
-            plan = plans.plan_of(kind, config.profile, given[stem])
-            left.append(study.preview(config, runs, specs=runs_of(config, plan), **how))
-            terminal().print(f"{stem}: {left[-1]}")
+    for stem, found in _previews(config, given, runs, how):
+        left.append(found)
+        terminal().print(f"{stem}: {found}")
     counts = [(each.num_to_run, float(each.runs["expected_s"].sum())) for each in left]
     for name, total, count, seconds in _replays_left(config.profile, given, runs, how["stale_ok"]):
         seconds /= min(workers, max(1, count))
@@ -155,6 +158,35 @@ def _print_left(
     if len(counts) > 1:
         number, seconds = map(sum, zip(*counts))
         terminal().print(f"Together: {number} runs and replays to do, about {_time(seconds)}.")
+
+
+def _previews(
+    config: SweepConfig,
+    given: Mapping[str, Mapping[str, Any]],
+    runs: str | None,
+    how: Mapping[str, Any],
+) -> Iterator[tuple[str, Preview]]:
+    """The measured runs beside the sweep's, by the notebook that draws them. given: as of
+    _print_left.
+    """
+    from workbench.experiments import plans, study
+
+    studies: dict[str, tuple[Any, Any]] = {
+        BATCHING: (plans.BatchPlan, plans.batch_runs),
+        ABLATION: (plans.AblationPlan, plans.ablation_runs),
+        COMPARED: (plans.StrategyPlan, plans.strategy_runs),
+        OPTIMISATION: (plans.PolicyPlan, partial(study.policies_planned, runs_dir=runs,
+                                                    stale_ok=how["stale_ok"])),
+    }  # fmt: skip
+    same = [stem for stem in ON_RUNGS if stem in given]
+    if same and config.profile == "full":
+        few = plans.recorded_config(config.profile, shares=study.COMPARED_SHARES)
+        name = f"measured SmolLM2 ({', '.join(stem[:2] for stem in same)})"
+        yield name, study.preview(few, runs, **how)
+    for stem, (kind, runs_of) in studies.items():
+        if stem in given:
+            plan = plans.plan_of(kind, config.profile, given[stem])
+            yield stem, study.preview(config, runs, specs=runs_of(config, plan), **how)
 
 
 def _time(seconds: float) -> str:
@@ -195,8 +227,7 @@ def _replays_left(
         own = given[SPLIT]
         asked = {name: own[f"writing_{name}"] for name in ("prm", "shares")}
         asked |= {"total_memory": own["writing_memory"], "num_problems": own["writing_problems"]}
-        writes = {"prm_format": "thinkprm", "critiques": 1, "critique_tokens": 512}
-        for name, more in (("a PRM that scores", {}), ("a PRM that writes", writes)):
+        for name, more in (("a PRM that scores", {}), ("a PRM that writes", plans.WRITES)):
             found = study.run_replayed(far(SPLIT, **asked, **more), runs, **look)
             yield f"replayed, {name} ({SPLIT[:2]})", *left(found)
     if BATCHING in given:
@@ -222,27 +253,31 @@ def _replays_left(
         yield MISSING, len(todo), len(todo), sum(todo)
 
 
-def report(sweep: Study, executed: list[Path], parameters: Mapping[str, Any]) -> bool:
-    """Write pages and report; print what readers of the figures must know; whether a run failed."""
+def home_of(profile: str, parameters: Mapping[str, Any], sweep: Study | None) -> Path:
+    """Where notebooks draw, of the sweep or without one; what is given counts from the project."""
+    from workbench.experiments.provenance import project_root
+    from workbench.experiments.study import figures_home, profile_figures
+
+    if folder := parameters.get("figures_folder"):
+        return project_root() / str(folder)
+    if sweep is not None:
+        return figures_home(sweep)
+    return profile_figures(f"{profile}-changed" if parameters else profile)
+
+
+def report(folder: Path, executed: list[Path]) -> None:
+    """Write the notebooks' pages and the folder's report; print what readers of it must know."""
     from workbench.experiments.claims import against
     from workbench.experiments.notebooks import write_page
-    from workbench.experiments.provenance import committed_figures, project_root
+    from workbench.experiments.provenance import committed_figures
     from workbench.experiments.report import write_report
-    from workbench.experiments.study import figures_home
 
     for notebook in executed:
         write_page(notebook)
-    root = project_root()  # as in a notebook, what is given counts from there
-    folder = root / (parameters.get("figures_folder") or figures_home(sweep))
-    page = write_report(folder)
-    failed = _print_problems(sweep.all_runs)
-    terminal().print(f"figures: {folder}\nreport:  {page}")
+    terminal().print(f"figures: {folder}\nreport:  {write_report(folder)}")
     with committed_figures(folder) as committed:
         for line in against(folder, committed):
             terminal().print(line, markup=False)
-    if failed:
-        terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
-    return failed
 
 
 def _sweep(config: SweepConfig, runs: str | None, how: Mapping[str, Any], on: Backend) -> Study:
@@ -346,11 +381,12 @@ def list_runs(
     from workbench.experiments.runs import load_runs, of_other_code
 
     found = load_runs(_store(runs).folders())
-    if status:
-        found = found[found["status"] == status]
     if found.empty:
         hint = "`workbench sweep --profile quick` makes some."
         terminal().print(f"No runs are stored here yet; {hint}")
+        return
+    if status and (found := found[found["status"] == status]).empty:
+        terminal().print(f"No stored run is {status}.")
         return
     found.loc[of_other_code(found) & (found["status"] != "unreadable"), "status"] += ", other code"
     _print_frame(found.filter(items=RUN_COLUMNS))

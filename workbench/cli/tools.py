@@ -70,6 +70,7 @@ def run(
     """Search one problem; print its answer and tree."""
     from workbench.experiments import execute
     from workbench.experiments.memory import feasibility, shares_of
+    from workbench.experiments.plans import VOTE_ONLY
     from workbench.experiments.settings import HOW_IT_IS_CARRIED_OUT as CARRIED_OUT
     from workbench.experiments.settings import RunSpec, with_width
     from workbench.search.problems import Problem, load_problems
@@ -101,12 +102,12 @@ def run(
     else:
         llm, prm = _foreign_pair(engine, config, llm_share)
     result = execute.make_search([chosen], llm, prm, config, seed).play()
-    _show_search(result, chosen, tree_depth)
+    _show_search(result, chosen, tree_depth, config.strategy not in VOTE_ONLY)
 
 
 def _foreign_pair(engine: str, config: SweepConfig, llm_share: float | None) -> Any:
     """Both models by `transformers` or by servers; refuses settings that only our engine has."""
-    of_ours = {each.name for each in fields(EngineConfig)} | {"total_memory", "llm_share"}
+    of_ours = {each.name for each in fields(EngineConfig)} | {"total_memory", "llm_share", "policy"}
     of_ours -= {"max_model_len"} | ({"dtype", "device"} if engine == "transformers" else set())
     given = {f.name for f in fields(config) if getattr(config, f.name) != f.default}
     given |= set() if llm_share is None else {"llm_share"}
@@ -136,7 +137,7 @@ def _foreign_pair(engine: str, config: SweepConfig, llm_share: float | None) -> 
     ]
 
 
-def _show_search(result: SearchResult, problem: Problem, depth: int) -> None:
+def _show_search(result: SearchResult, problem: Problem, depth: int, is_scored: bool) -> None:
     """Problem, tree down to a depth (its kept nodes bold), answer and speed."""
     import pandas as pd
     from rich.markup import escape
@@ -145,17 +146,20 @@ def _show_search(result: SearchResult, problem: Problem, depth: int) -> None:
     console, row, nodes = terminal(), result.problems.iloc[0], result.tree
     console.print(f"[bold]problem[/]  {escape(problem.problem)}")
     if depth:
-        tree = Tree("tree  (score, step; bold: kept)")
+        tree = Tree(f"tree  ({'score, ' * is_scored}step; bold: kept)")
         branches = {"": tree}
         shown = nodes[nodes["depth"] <= depth].sort_values(["depth", "node_id"])
         for node in shown.to_dict("records"):
             style = "bold" if node["kept"] else "dim"
-            label = f"[{style}]{node['score']:.3f}  {escape(' '.join(node['text'].split()))}[/]"
+            score = f"{node['score']:.3f}  " * is_scored
+            label = f"[{style}]{score}{escape(' '.join(node['text'].split()))}[/]"
             branches[node["node_id"]] = branches[node["parent_id"]].add(label)
         console.print(tree)
     verdict = ""
     if not pd.isna(row["correct"]):
-        verdict = "  (right)" if row["correct"] else f"  (wrong; it is {row['answer']})"
+        verdict = (
+            "  (right)" if row["correct"] else f"  (wrong; it is {escape(str(row['answer']))})"
+        )
     console.print(f"[bold]answer[/]   {escape(row['predicted'] or '(none)')}{verdict}")
     steps = [step.strip() for step in result.candidates.iloc[0]["text"].split("\n\n")]
     console.print(f"[bold]best[/]     {escape(' / '.join(filter(None, steps)))}")

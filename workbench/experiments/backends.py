@@ -91,7 +91,7 @@ class Group:
             return None
         own = [self.store.stored(*run) for run in self.runs.items()]  # by a worker that died
         here = describe(machine_facts())
-        for row in map(read_run, (*self.beside, *filter(None, own))):
+        for row in map(read_run, (*self.beside, *(each for each in own if each and held(each)))):
             if row["status"] == FINISHED and row["machine"] != here:
                 return RunStoreError(
                     f"Seconds of {here} would be compared with those of {row['run_id']}, measured "

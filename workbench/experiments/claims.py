@@ -441,9 +441,12 @@ def rungs_in_words(split: pd.DataFrame) -> str:
     for (other, order), (first, last) in zip(orders.iloc[1:].items(), peaks[1:]):
         overlap = "overlaps" if max(low, first) <= min(high, last) else "does not overlap"
         alike = "agrees" if order >= AGREE else "differs"
+        ranks = f"the order of shares {alike} (Spearman's rank correlation {order:.2f})"
+        if pd.isna(order):
+            ranks = "the shares have no order to compare: on one of the two all do the same work"
         told.append(
-            f"on {pair_in_words(str(other))}, {first:.2f} to {last:.2f}, which {overlap}, and the "
-            f"order of shares {alike} (Spearman's rank correlation {order:.2f})"
+            f"on {pair_in_words(str(other))}, {first:.2f} to {last:.2f}, which {overlap}, and "
+            f"{ranks}"
         )
     measured = f"The interval of the best share is {low:.2f} to {high:.2f} measured"
     return "; ".join([measured, *told]) + "."
@@ -453,7 +456,7 @@ def chosen_in_words(folder: Path | None = None) -> str:
     """How far the agreement of the pairs was chosen, and what other problems in flight lose.
     folder: of the figures, else the committed ones.
     """
-    value = missing_values(stored(folder)[0]).set_index("value").loc["problems in flight"]
+    value = missing_values(*stored(folder)).set_index("value").loc["problems in flight"]
     lost = value["told"].partition("; plateau")[0]
     return (
         "That agreement is partly chosen: how short the caches are follows from the problems in "

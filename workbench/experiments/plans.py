@@ -130,6 +130,9 @@ def replayed_split(profile: str = "default", **overrides: Any) -> SweepConfig:
 
 # -- the memory split --
 
+WRITES = {"prm_format": "thinkprm", "critiques": 1, "critique_tokens": 512}
+"""A PRM that writes a critique before it scores."""
+
 SENTINELS_FROM = 6
 """Sweeps of so few runs have no room for drift to show, and no sentinel."""
 

@@ -66,6 +66,11 @@ class Drawn:
         """What a pattern's group finds in the note below a figure. LookupError where nothing."""
         return str(re.findall(pattern, self.parameters(name)["provenance"])[0])
 
+    def noise(self, name: str) -> str:
+        """By how much runs of equal work differ, in words, as the note below a figure says."""
+        found = re.findall(r"differ (by up to [\d.]+ times)", self.parameters(name)["provenance"])
+        return found[0] if found else "by an amount that is not known"
+
     @cached_property
     def claims(self) -> list[judged.Claim]:
         """Each as judged for each pair of models."""
@@ -73,11 +78,12 @@ class Drawn:
 
     def image(self, name: str, numbers: Iterator[int], caller: Callable[[], str]) -> str:
         """A figure as a piece of the page: numbered, its finding in the template's words, and its
-        caption folded; the words alone where it has no image.
+        caption folded; the words alone where it has no image of these rows.
         """
         finding = " ".join(caller().split())
-        picture, page = (self.folder / f"{name}{ending}" for ending in (".svg", ".html"))
-        if not picture.is_file():
+        files = (self.folder / f"{name}{ending}" for ending in (".svg", ".html", ".json"))
+        picture, page, record = files
+        if not (picture.is_file() and "images" in json.loads(record.read_text(encoding="utf-8"))):
             return f'<p class="finding">{finding}</p>'
         (caption,) = re.findall(r"<figcaption>(.*?)</figcaption>", page.read_text(encoding="utf-8"))
         code = base64.b64encode(picture.read_bytes()).decode()
@@ -145,14 +151,16 @@ def split_numbers(drawn: Drawn) -> Named:
         told = losses(split, drawn.rows("lost_time", rung))
         found |= {f"{name}{key}": text for key, text in told.items()}
     for part in ("recomputed_evicted", "recomputed_partial", "bookkeeping"):
-        spent = judged.recomputed_part(lost, part)[middle]
-        found[f"mid{part.removeprefix('recomputed_').capitalize()}"] = percent(spent)
+        spent, short = judged.recomputed_part(lost, part), part.removeprefix("recomputed_")
+        found[f"mid{short.capitalize()}"] = percent(spent[middle])
+        reach = sensitivity.reach(100 * spent.min(), 100 * spent.max(), ".0f")
+        found[f"{short}Reach"] = f"{reach} %"
     return found | {
         "falls": "at both ends" if len(fall) > 1 else f"at {judged.listed(fall, '')}",
         "peakLow": f"{peak['low']:.2f}",
         "peakHigh": f"{peak['high']:.2f}",
         "machineNoise": percent(float(alike.max() / alike.min()) - 1, 1),
-        "runNoise": drawn.said("memory_split", r"differ by up to ([\d.]+) times"),
+        "runNoise": drawn.noise("memory_split"),
     }
 
 
@@ -225,12 +233,13 @@ def batch_numbers(drawn: Drawn) -> Named:
         for role, value in at[["model", "value"]].itertuples(index=False):
             found[f"{name}{role.capitalize()}Steps"] = f"{value:,.0f}"
     waste = rows[(rows["metric"] == "waste") & (rows["model"] == "llm")]
-    padded = waste[waste["kind"] == settings.STATIC_BATCH].set_index("max_num_seqs")["value"]
-    same = waste[
-        waste["max_num_seqs"] == padded.idxmax()
-    ]  # both at the limit where padding is most
-    most = same.groupby(["kind", "block_size"])["value"].max()
-    found["paddedSeqs"] = f"{padded.idxmax():g}"
+    both = waste.groupby("max_num_seqs")["kind"].transform("nunique") > 1  # limits of both kinds
+    padded = waste[both & (waste["kind"] == settings.STATIC_BATCH)].set_index("max_num_seqs")
+    if padded.empty:
+        raise LookupError("padded and continuous batches have no limit in common")
+    worst = padded["value"].idxmax()
+    most = waste[waste["max_num_seqs"] == worst].groupby(["kind", "block_size"])["value"].max()
+    found["paddedSeqs"] = f"{worst:g}"
     found["paddedWaste"] = percent(most[settings.STATIC_BATCH].max())
     told = [f"{percent(v)} in blocks of {size:g}" for size, v in most[settings.CONTINUOUS].items()]
     return found | {"waste": judged.listed(told, "")}
@@ -310,7 +319,7 @@ def policy_numbers(drawn: Drawn) -> Named:
         "budget": f"{rows['budget'].min():g}",
         "workingSet": size,
         "splitInW": f"{held / parse_size(size):.1f}",
-        "policyNoise": drawn.said("optimisation", r"differ by up to ([\d.]+) times"),
+        "policyNoise": drawn.noise("optimisation"),
         "sameSettings": f"{same.sum()} of {len(same)}",
     }
 
@@ -364,7 +373,7 @@ def device_numbers(_: Drawn) -> Named:
 def missing_numbers(drawn: Drawn) -> Named:
     """What is replayed, and how many of the open values leave the conclusion standing."""
     rows, base = drawn.rows(sensitivity.FIGURE), drawn.parameters(sensitivity.FIGURE)
-    table = sensitivity.missing_values(rows).set_index("value")
+    table = sensitivity.missing_values(rows, {"parameters": base}).set_index("value")
     given = table.index.isin(sensitivity.GIVEN)
     kept, breaks = (table["conclusion"] == w for w in (sensitivity.SURVIVES, sensitivity.DEPENDS))
     own = rows[rows["kind"] == "setting"].set_index("value")
@@ -523,7 +532,7 @@ def verdict_table(drawn: Drawn) -> pd.DataFrame:
 
 def missing_table(drawn: Drawn) -> pd.DataFrame:
     """The missing values."""
-    rows = sensitivity.missing_values(sensitivity.stored(drawn.folder)[0])
+    rows = sensitivity.missing_values(*sensitivity.stored(drawn.folder))
     return rows.rename(columns=HEADS)
 
 
@@ -546,7 +555,7 @@ TABLES: dict[str, Callable[[Drawn], pd.DataFrame]] = {  # by the names of their 
 
 WIDTHS = {
     "memory_parts": (0.11, 0.21, 0.11, 0.18, 0.16, 0.11),
-    "verdicts": (0.04, 0.27, 0.2, 0.2, 0.2),
+    "verdicts": (0.04, 0.27),
     "claims": (0.04, 0.19, 0.13, 0.38, 0.16),
     "missing_values": (0.135, 0.11, 0.12, 0.12, 0.11, 0.11, 0.195),
 }
@@ -560,7 +569,11 @@ def booktabs(name: str, table: pd.DataFrame) -> str:
     """
     table = table.drop(columns="figure", errors="ignore")
     escaped = table.rename(columns=tex_escaped).map(tex_escaped)
-    wide = [f">{{\\raggedright\\arraybackslash}}p{{{w}\\linewidth}}" for w in WIDTHS.get(name, ())]
+    widths = WIDTHS.get(name, ())
+    if name == "verdicts":  # the rest is shared by as many pairs as there are
+        pairs = len(table.columns) - len(widths)
+        widths += (0.6 / pairs,) * pairs
+    wide = [f">{{\\raggedright\\arraybackslash}}p{{{w:g}\\linewidth}}" for w in widths]
     columns, is_long = f"@{{}}{''.join(wide) or 'l' * len(table.columns)}@{{}}", name in LONG
     text = escaped.to_latex(index=False, escape=False, column_format=columns, longtable=is_long)
     text = text.replace("\\_", "\\_\\allowbreak{}")
@@ -658,6 +671,7 @@ def write_report(figures: Path) -> Path:
         own = {name: booktabs(name, table) for name, table in made_of(drawn, TABLES).items()}
         own["numbers"] = numbers_tex(numbers)
         texts |= {f"{name}.tex": text for name, text in own.items()}
-        texts["claims.md"] = claims_page(drawn)
+        if "claims" in numbers:
+            texts["claims.md"] = claims_page(drawn)
     write_together(place, {name: text.encode() for name, text in texts.items()})
     return place / "study.html"

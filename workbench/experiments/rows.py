@@ -294,7 +294,8 @@ def batch_rows(cells: pd.DataFrame, model: str) -> pd.DataFrame:
         own = pd.concat([own, pd.DataFrame(refused).assign(model=model, kind=CONTINUOUS, **why)])
     rows = own.reindex(columns=[*CELL, "status", "error", *CELL_RATES])
     rows = rows.astype(dict.fromkeys(CELL_RATES, float))
-    columns = {name: (name, "first") for name in ("status", "error")}
+    rows = rows.sort_values("status", key=lambda status: status != FINISHED, kind="stable")
+    columns: Any = {name: (name, lambda own: own.iloc[0]) for name in ("status", "error")}
     columns |= {name: (name, "median") for name in CELL_RATES}
     reach = {"steps_per_s_low": ("steps_per_s", "min"), "steps_per_s_high": ("steps_per_s", "max")}
     return rows.groupby(CELL, as_index=False).agg(**columns | reach)
@@ -345,13 +346,15 @@ def ablation_rows(study: Study) -> pd.DataFrame:
 
     gain: how many times the problems/min of the setting before (of the one beside: of the last);
     whole: of the first; same: part of the nodes that are those of the setting before, or beside;
-    finishes and stops: accuracy of the last two at a depth limit.
+    finishes and stops: accuracy of the last two at a depth limit. queued: whether the gain is of
+    the longer queue.
     """
     noise, problems = study.noise, study.table("problems").assign(sixty=60.0)
     rows: list[Row] = []
 
     def add(key: Any, metric: str, found: Interval, limit: Any = study.config.max_depth) -> None:
-        rows.append({"setting": key, "metric": metric, **found.cells, "max_depth": limit})
+        where = {"setting": key, "metric": metric, "max_depth": limit, "queued": False}
+        rows.append(where | found.cells)
 
     for key, runs in study.runs.groupby("setting", sort=False):
         own = problems[problems["setting"] == key]
@@ -361,12 +364,14 @@ def ablation_rows(study: Study) -> pd.DataFrame:
             add(key, "accuracy", _mean(own, "correct"))
     for before, after in steps_up(study):
         add(after, "gain", gain_of(study, before, after))
+        rows[-1]["queued"] = bool(len(_queue(study, before, after)))
         if "correct" in problems and after != LAST_TWO[1]:  # which samples less
             ((differ, total),) = differing_nodes(study, [(before, after)]).values()
             exact = Interval(1 - differ / max(total, 1), np.nan, np.nan)
             add(after, "same", exact)  # a count, whose interval is not known
-    stacked = [key for key in study.runs["setting"].unique() if key != BESIDE]
-    add(stacked[-1], "whole", gain_of(study, stacked[0], stacked[-1]))
+    first, *_, last = (key for key in _ladder(study) if key != BESIDE)
+    if {first, last} <= set(study.runs["setting"]):
+        add(last, "whole", gain_of(study, first, last))
     for limit, own in depth_pairs(study).groupby("max_depth") if "correct" in problems else ():
         for side, key in SIDES.items():
             add(key, side, _mean(own, f"correct_{side}"), limit)
@@ -432,7 +437,8 @@ def gains_by_level(study: Study) -> dict[str, Interval]:
     """
     problems = by_levels(study)["all levels"]
     right = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
-    gain = (right[problems["n"].max()] - right[problems["n"].min()]).dropna().mean(axis=1)
+    gain = right[problems["n"].max()] - right[problems["n"].min()]
+    gain = gain.dropna(axis=1, how="all").dropna().mean(axis=1)  # of strategies that have both
     level = problems.groupby("problem_id")["level"].first()[gain.index]
     easy, hard = level < HARD, level >= HARD
     parts: dict[str, Callable[..., Any]] = {
@@ -449,8 +455,16 @@ def _mean(problems: pd.DataFrame, column: str) -> Interval:
 
 
 def steps_up(study: Study) -> list[tuple[str, str]]:
-    """Pairs (before, after) of measured settings; the one beside comes after the last."""
-    return [*pairwise(study.runs["setting"].unique())]
+    """Pairs (before, after) of measured settings; the one beside comes after the last. Where a
+    setting has no finished run both its pairs are missing: its neighbours are two steps apart.
+    """
+    done = set(study.runs["setting"])
+    return [pair for pair in pairwise(_ladder(study)) if done.issuperset(pair)]
+
+
+def _ladder(study: Study) -> list[str]:
+    """The settings that the study has planned, in the order of the ablation."""
+    return [key for key in plans.MODIFICATIONS if key in study.order]
 
 
 def gain_of(study: Study, before: str, after: str) -> Interval:
@@ -458,9 +472,15 @@ def gain_of(study: Study, before: str, after: str) -> Interval:
 
     Problem batching is compared over the longer queue where that was run.
     """
+    queued = _queue(study, before, after)
+    return speed_up(study, before, after, "sixty", queued if len(queued) else None)
+
+
+def _queue(study: Study, before: str, after: str) -> pd.DataFrame:
+    """Runs over the longer queue that compare these two; none of another pair, or of one alone."""
     queued = study.having(role=settings.QUEUE)
-    is_queued = (before, after) == BATCHED and set(queued["setting"]) >= set(BATCHED)
-    return speed_up(study, before, after, "sixty", queued if is_queued else None)
+    whole = (before, after) == BATCHED and set(queued["setting"]) >= set(BATCHED)
+    return queued if whole else queued.iloc[:0]
 
 
 def depth_pairs(study: Study) -> pd.DataFrame:

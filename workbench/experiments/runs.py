@@ -19,6 +19,7 @@ import tempfile
 import traceback
 import uuid
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -337,8 +338,8 @@ def _row_or_reason(folder: Path) -> Row:
 def read_config(folder: Path) -> Row:
     """The settings and identity a run was made with."""
     try:
-        return json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+        return dict[str, Any](json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as problem:
         raise RunStoreError(
             f"{folder.name}/{CONFIG} cannot be read ({problem}); delete the folder, run it again."
         ) from problem
@@ -348,6 +349,8 @@ def read_config(folder: Path) -> Row:
 
 FILES = frozenset({CONFIG, *(f"{table}.parquet" for table in TABLES)})
 ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+"""What reading an archive raises that is damaged, encrypted or packed otherwise."""
 LARGEST_ARCHIVE = 8 << 30  # bytes, unpacked: a thousand times a study of all figures
 
 
@@ -454,7 +457,7 @@ def _unpack(source: Path, target: Path) -> None:
                     )
                 held.append(each)
             archive.extractall(target, **{} if is_zip else {"members": held, "filter": "data"})
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as problem:
+    except (*DAMAGED, OSError) as problem:
         raise RunStoreError(
             f"{source.name} cannot be unpacked ({problem}); it is damaged or no run archive. "
             "Copy it again."

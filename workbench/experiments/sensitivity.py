@@ -18,11 +18,16 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from workbench.config import format_size, parse_size, require_known
-from workbench.errors import OutOfMemory, RunStoreError
+from workbench.errors import ConfigError, OutOfMemory, RunStoreError
 from workbench.experiments.backends import Backend
-from workbench.experiments.plans import EVERY_SHARE, sweep_config
+from workbench.experiments.plans import EVERY_SHARE, PROFILES, sweep_config
 from workbench.experiments.provenance import project_root
-from workbench.experiments.settings import REPLAYED, nearest_to_thesis, overridden
+from workbench.experiments.settings import (
+    REPLAYED,
+    THESIS_SHARE,
+    nearest_to_thesis,
+    overridden,
+)
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
 from workbench.replay.advise import (
@@ -101,26 +106,27 @@ GIVEN = ("beam width", "block size", "activations", "depth of the search")
 """Values that the thesis gives, and that are set otherwise as well."""
 
 
-def values() -> tuple[Value, ...]:
-    """Every missing value; what is taken is read from the profiles where these set it."""
+def values(base: Base | None = None) -> tuple[Value, ...]:
+    """Every missing value; what is taken is read from the profiles, and from what is replayed."""
     tiny, thesis, full = map(sweep_config, ("default", "thesis", "full"))
-    asked, assumed = ASKED, Assumptions()
+    base, assumed = base or Base(), Assumptions()
+    asked = base.asked
     longest = min(model_spec(model).max_model_len for model in (tiny.llm, tiny.prm))
     means = {None: longest, "auto": "float32"}  # what both can read; what a CPU computes in
     beams = asked.in_flight * asked.n
 
-    def both(name: str) -> str:
-        """One value where both scales take the same."""
-        ends = getattr(tiny, name), getattr(thesis, name)
+    def both(name: str, field: str = "") -> str:
+        """One value where both scales take the same. field: of what is replayed, if it has one."""
+        ends = getattr(tiny, name), getattr(asked, field or name, getattr(thesis, name))
         small, large = (as_text(means.get(end, end)) for end in ends)
         return small if small == large else f"{small} (tiny), {large} (thesis scale)"
 
     return (
         Value("problems in flight", "a minimum batch, no number",
-              both("min_problem_batch"),
+              both("min_problem_batch", "in_flight"),
               f"their beams are {beams / asked.max_num_seqs:g} times max_num_seqs on both scales",
               set_to("in_flight", 12, 24, 96)),
-        Value("GPU", "not named", "this machine (tiny), an A100's 40 GiB (thesis scale)",
+        Value("GPU", "not named", f"this machine (tiny), {asked.device} (thesis scale)",
               "0.08 to 0.5 is feasible in 40 to 48 GiB",
               (Setting("h100, 40 GiB", {"device": "h100"}),
                Setting("l40s, 48 GiB", {"device": "l40s", "total": "48GiB"}),
@@ -167,7 +173,7 @@ def values() -> tuple[Value, ...]:
         Value("seeds", "not stated", f"{len(tiny.seeds)} (default), {len(full.seeds)} (full)",
               "a run's seed fixes every token",
               tuple(Setting(f"seed {seed}", seed=seed) for seed in (1, 2))),
-        Value("depth of the search", "40 steps", "the first 8",
+        Value("depth of the search", "40 steps", f"the first {base.rounds // 2}",
               "a replay of seconds; deeper beams need more cache",
               (Setting("all 40 steps", rounds=80),)),
         Value(SWAP, "not stated", "recompute", "no second memory to swap to"),
@@ -205,8 +211,10 @@ class Base:
         where = {"value": value, "setting": setting.label}
         try:
             pair = self.pair(setting)
-        except OutOfMemory as error:
-            lacks = str(error).partition(":")[0]
+        except (OutOfMemory, ConfigError) as error:
+            if value == TAKEN:
+                raise
+            lacks = str(error).partition(";")[0].partition(":")[0]
             return pd.DataFrame([where | {"kind": "setting", "lacks": lacks}])
         axis = [share for share in pair.axis if LOW <= share <= HIGH]
         first = {axis[0], nearest_to_thesis(axis), axis[-1]}
@@ -222,6 +230,10 @@ class Base:
 
         of both models, out and in, where that is less. A bound: a bus never idle, room for all.
         """
+        where = {"value": SWAP, "setting": "swap (arithmetic)", "kind": "setting"}
+        if self.asked.device not in PCIE_BYTES_PER_S:
+            lacks = f"no bus to the host is known of {self.asked.device}"
+            return pd.DataFrame([where | {"lacks": lacks}])
         taken = taken[taken["what"] == SHARE]
         problems = self.pair(Setting(TAKEN)).answers.recording.problems
         tokens = sum(len(step.tokens) for problem in problems for step in problem.steps)
@@ -230,7 +242,6 @@ class Base:
         saved = 1e-6 * (times["recompute_us"] - times["swap_us"]).clip(lower=0)
         for role in ROLES:
             seconds -= taken[f"{role}_computed_again"] * saved[role]
-        where = {"value": SWAP, "setting": "swap (arithmetic)"}
         return summary(taken.assign(tokens_per_s=tokens / seconds)).assign(**where)
 
     @classmethod
@@ -242,11 +253,16 @@ class Base:
         """Rough seconds of each replay that the rows take; none where those that are committed are
         drawn again: below the full profile, of all values, with nothing set otherwise.
         """
+        require_known([profile], list(PROFILES), "The study", "profile")
         if profile in ("quick", "default") and wanted is None and self == Base():
             return []
         seconds = list[float]()
         for _, setting in _tried(wanted):
-            asked, rounds = replace(self.asked, **setting.asked), setting.rounds or self.rounds
+            try:
+                asked = replace(self.asked, **setting.asked)
+            except ConfigError:  # more than can be asked: a row says so
+                continue
+            rounds = setting.rounds or self.rounds
             each = replay_seconds(asked.problems, asked.n, rounds // 2)
             seconds += [each] * (self.replays + 1)  # of shares, and with memory without limit
         return seconds
@@ -259,6 +275,11 @@ class Base:
         if not wanted or SWAP in wanted:
             parts.append(self.swapped(parts[0]))
         return pd.concat(parts, ignore_index=True)
+
+    @classmethod
+    def made_with(cls, parameters: Mapping[str, Any]) -> Base:
+        """Of the parameters that the figure's record keeps: the fields of this, as a dictionary."""
+        return cls(Question(**parameters["asked"]), parameters["rounds"], parameters["replays"])
 
     @property
     def provenance(self) -> str:
@@ -328,9 +349,10 @@ def stored(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
     )
 
 
-def missing_values(rows: pd.DataFrame) -> pd.DataFrame:
+def missing_values(rows: pd.DataFrame, record: Mapping[str, Any] | None = None) -> pd.DataFrame:
     """One row a value: value, thesis, taken, why, tried (other settings), conclusion (SURVIVES,
     DEPENDS or UNTRIED) and told (the numbers), of rows of plots.sensitivity that were replayed.
+    record: of their figure; None: what is compared with is what usually is.
 
     The conclusion: 0.3 lies on the plateau, and both ends of the interval lose more than 2 %.
     """
@@ -338,15 +360,19 @@ def missing_values(rows: pd.DataFrame) -> pd.DataFrame:
     own, found = rows[rows["kind"] == "setting"], list[dict[str, Any]]()
     own = own.join(free.rename("no_limit"), on=["value", "setting"])
     taken = own[own["value"] == TAKEN].iloc[0]
-    for value in values():
+    for value in values(Base.made_with(record["parameters"]) if record else None):
         tried = own[own["value"] == value.name]
         if value.name == WHOSE:
             low, high = 1 - taken["feasible_high"], 1 - taken["feasible_low"]
+            ends = ((f"figure 6.2's {THESIS_SHARE}", THESIS_SHARE), ("the lower end", LOW))
+            lost = [name for name, share in ends if not low <= share <= high]
             told = (
-                f"as the PRM's part only {low:.2f} to {min(high, HIGH):.2f} of {LOW} to {HIGH} "
-                "would fit both models, and neither figure 6.2's 0.3 nor the lower end could have "
-                "been run"
+                f"as the PRM's part only {max(low, LOW):.2f} to {min(high, HIGH):.2f} of {LOW} to "
+                f"{HIGH} would fit both models"
             )
+            if lost:
+                both = "neither {} nor {} could" if len(lost) > 1 else "{} could not"
+                told += f", and {both.format(*lost)} have been run"
             cells = "the PRM's part", UNTRIED, told
         elif len(tried):
             cells = "; ".join(tried["setting"]), *verdict(tried)

@@ -98,6 +98,13 @@ class Study:
         """What runs of equal work differ by."""
         return noise_of(self.all_runs)
 
+    @property
+    def failures(self) -> str:
+        """Names of the runs that failed, as the beginning of a sentence; empty where none did."""
+        every = self.all_runs
+        names = every.loc[every["status"] == stored.FAILED, "name"] if len(every) else ()
+        return f"failed: {', '.join(names)}; " if len(names) else ""
+
     def having(self, **values: Any) -> pd.DataFrame:
         """The finished runs, of any role, with these values in their columns."""
         every = self.all_runs
@@ -301,6 +308,7 @@ def run_rungs(
     shares: Sequence[float] | None = None,
     *,
     stale_ok: bool = False,
+    retry_failed: bool = False,
     **sizes: Any,
 ) -> list[Study]:
     """The rungs beside the embedded pair's: SmolLM2 over its recording, replayed and in the full
@@ -308,13 +316,13 @@ def run_rungs(
 
     shares: default the profile's. sizes: settings of the thesis's pair; None: its own.
     """
-    recorded = plans.recorded_config(profile, shares=shares)
-    found = [run_replayed(recorded, runs_dir, stale_ok=stale_ok)]
+    how: Any = {"stale_ok": stale_ok, "retry_failed": retry_failed}
+    found = [run_replayed(plans.recorded_config(profile, shares=shares), runs_dir, **how)]
     if profile == "full":
         few = plans.recorded_config(profile, shares=COMPARED_SHARES)
-        found.insert(0, run_sweep(few, runs_dir, stale_ok=stale_ok))
+        found.insert(0, run_sweep(few, runs_dir, **how))
     thesis = plans.replayed_split(profile, shares=shares, **sizes)
-    return [*found, run_replayed(thesis, runs_dir, stale_ok=stale_ok)]
+    return [*found, run_replayed(thesis, runs_dir, **how)]
 
 
 # -- what a study would do, without doing it --
@@ -472,7 +480,8 @@ def provenance_of(
     lines, last = list[str](), list[str]()
     for study in studies:
         at, drawn = rung(study.runs), seed
-        note = f"{completeness(study)}; " if getattr(study, "plan", None) is None else ""
+        is_sweep = getattr(study, "plan", None) is None
+        note = f"{completeness(study)}; " if is_sweep else study.failures
         if is_replayed(at):
             said = NOTHING_WAS_RUN.format(SEARCHED if at == settings.RECORDED else DRAWN)
             note += f"{study.config.min_problem_batch} problems in flight. {said}"

@@ -16,7 +16,6 @@ from plotly.subplots import make_subplots
 from workbench.plots import theme
 from workbench.plots.theme import MODELS, Style, finish, legend_at, say, series
 
-QUEUED = "continuous_problems"  # the step that is compared over a longer queue of problems
 GAIN = "gain"
 PANELS = {  # metric: (axis title, colour); the gain has no bars
     GAIN: ("gain over the<br>step before, times", theme.VERMILION),
@@ -43,8 +42,9 @@ _LADDER_CAPTION = (
 def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Gain, problems/min, tokens/s and accuracy of every step; accuracy over the depth limit below.
 
-    rows: setting, label, metric (those of PANELS and of FINISHING), value, low, high, max_depth;
-    with a column rung the gains of every pair of models, and of the first all else.
+    rows: setting, label, metric (those of PANELS and of FINISHING), value, low, high, max_depth,
+    queued (whether a gain is of runs over a longer queue); with a column rung the gains of every
+    pair of models, and of the first all else.
     """
     gains = rows[rows["metric"] == GAIN]
     if "rung" in rows:
@@ -87,7 +87,7 @@ def _gains(fig: go.Figure, rows: pd.DataFrame) -> None:
     several = rows.get("rung", pd.Series("", rows.index))
     for number, (rung, own) in enumerate(rows.groupby(several, sort=False)):
         colour = (PANELS[GAIN][1], theme.BLUE, theme.PURPLE)[number % 3]
-        longer, shape = own["setting"] == QUEUED, ("diamond", "square", "circle")[number % 3]
+        longer, shape = own["queued"], ("diamond", "square", "circle")[number % 3]
         shapes = [shape + "-open" * each for each in longer]
         text = np.where(longer, "longer queue:<br>", "") + own["value"].map("×{:.2f}".format)
         points = go.Scatter(

@@ -59,7 +59,7 @@ _TREE_CAPTION = (
     "solution; a thick line leads to the best solution with the answer that won. Up and down only "
     "keeps steps apart."
 )
-ROLES = {  # what became of a node: (symbol, size, opacity); kept ones are extended
+ROLES = {  # what became of a node: (symbol, size, opacity)
     "pruned": ("circle", 7, 0.45),
     "kept": ("circle", 11, 1.0),
     "finished": ("star", 15, 1.0),

@@ -22,14 +22,15 @@ from workbench.config import StrategyConfig
 from workbench.core import Sequence as EngineSequence
 from workbench.engine.foreign import ForeignEngine
 from workbench.errors import ConfigError, ModelError
-from workbench.experiments.execute import make_search
+from workbench.experiments.execute import make_search, make_strategy
+from workbench.experiments.plans import VOTE_ONLY
 from workbench.experiments.settings import with_width
 from workbench.search import variants
 from workbench.search.answers import equal_mathematics, same_answer
 from workbench.search.prm import known_format
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult
-from workbench.search.search import chat_prompt
+from workbench.search.search import chat_prompt, posed
 from workbench.serving import protocol
 from workbench.serving.engines import EngineThread, Job, ServedEngine
 from workbench.serving.protocol import ChatRequest, Refused
@@ -186,7 +187,8 @@ class SearchRun:
         try:
             problem = Problem("asked", self._question)
             search = make_search([problem], llm, prm, config, self._seed, same=self._same)
-            self._num_asked = len(chat_prompt(problem, llm, config.system_prompt))
+            asked = posed(problem, make_strategy(config))
+            self._num_asked = len(chat_prompt(asked, llm, config.system_prompt))
             while search.round():
                 if self._streams:
                     done = search.progress
@@ -226,6 +228,8 @@ class SearchRun:
         voted = beams[beams["answer"] == row["predicted"]]
         best = (voted if len(voted) else beams).iloc[0]
         nodes = result.tree[SHOWN].to_dict("records")
+        if self._config.strategy in VOTE_ONLY:
+            nodes = [node | {"score": None} for node in nodes]
         counts = {name: int(row[name]) for name in ("iterations", "tokens")}
         found = {"answer": row["predicted"]} | counts
         self.state |= {"status": "finished", "nodes": nodes} | found

@@ -518,10 +518,10 @@ class Service:
 
     def tree(self, name: str) -> Response:
         """GET /search/{name}."""
-        if name not in self._searches:
+        if (state := self._searches.get(name)) is None:  # once: another thread may drop it
             message = f"There is no search {name!r:.60}; the last {KEPT_SEARCHES} are kept."
             raise Refused(404, message, "id")
-        return JSONResponse(dict(self._searches[name]))  # its search may be adding to it
+        return JSONResponse(dict(state))  # its search may be adding to it
 
     def arena(self) -> Told:
         """GET /arena: pages and blocks."""
@@ -530,6 +530,8 @@ class Service:
 
     def split(self, body: protocol.SplitRequest) -> Told:
         """POST /arena/split, taken over between steps."""
+        if len(self.thread.engines) < 2:
+            raise Refused(400, "One model is served: it has the whole arena.", "shares")
         try:
             answer = self.thread.arena.resplit(body.shares)
         except ConfigError as error:

@@ -91,7 +91,8 @@ def shared_pair(
     Engine raise.
     """
     require_known([policy], list(POLICIES), "The arena", "policy")
-    shapes = [block_shape(name, max_model_len=max_model_len) for name in (llm, prm)]
+    own = {name: settings[name] for name in ("block_size", "dtype", "device") if name in settings}
+    shapes = [block_shape(name, max_model_len=max_model_len, **own) for name in (llm, prm)]
     chosen = POLICIES[policy]()
     arena = KVArena(memory, shapes, chosen, kv_share if chosen.keeps_split else None)
     settings = {**settings, "arena": arena, "max_model_len": max_model_len}

@@ -101,7 +101,7 @@ def in_words(tree: ProblemTree) -> str:
     sampled = (
         f"{tree.question} {len(tree.nodes)} steps were sampled down to depth "
         f"{tree.nodes['depth'].max()}: {counts.get('pruned', 0)} pruned, "
-        f"{counts.get('kept', 0)} kept and extended, {counts.get('finished', 0)} that end a "
+        f"{counts.get('kept', 0)} kept, {counts.get('finished', 0)} that end a "
         "solution."
     )
     if not tree.predicted:

@@ -381,7 +381,9 @@ class WhatIfWidget(parts.FigureView):
     def show(self, _: Any = None) -> None:
         """Draw the place; its command is right also where it cannot be drawn yet."""
         super().show()
-        self.copy.value = parts.papermill_command("what_if", self.position.parameters)
+        price = {} if self._price is None else {"price_per_hour": self._price}
+        given = self.position.parameters | price
+        self.copy.value = parts.papermill_command("what_if", given)
 
     def pin(self) -> str:
         """Keep the present curve in the place of the oldest; returns what was done."""

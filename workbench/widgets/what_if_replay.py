@@ -212,7 +212,9 @@ def replay(info: RecordingInfo, position: Position) -> Replay:
         "kv_share": found.memory[0].kv_bytes / sum(model.kv_bytes for model in found.memory),
         "tokens_per_s": found.throughput.tokens_per_s,
         "seconds_per_problem": found.throughput.wall_s / num_problems,
-        "is_fitted": load_device(position.device).is_fitted_to(*(m.name for m in found.memory)),
+        "is_fitted": float(
+            load_device(position.device).is_fitted_to(*(m.name for m in found.memory))
+        ),
     }
     parts, tables = [], (found.trace.steps, found.trace.requests)
     for name, memory in zip(("llm", "prm"), found.memory, strict=True):
