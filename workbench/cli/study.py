@@ -84,8 +84,7 @@ def figures(
         _print_left(config, given, runs, how, on.workers or 1)
         return
     own = {name for each in known.values() for name in each}
-    asked = {"runs_dir": runs and str(Path(runs).resolve()), "stale_ok": bool(stale)}
-    asked |= {"retry_failed": retry_failed}
+    asked = how | {"runs_dir": runs and str(Path(runs).resolve())}
     passed = parameters | {k: v for k, v in asked.items() if v and k in own}
     # first the sweep, so that its progress is seen here; the notebooks then find its runs
     reads = OF_SWEEP.intersection(file.stem for file in known)
@@ -101,11 +100,10 @@ def figures(
         for name in found.runs.loc[found.runs["status"] == "failed", "name"]:
             terminal().print(f"failed: {stem}: {name}", style="yellow", markup=False)
             problems = True
-    if problems:
-        terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
     if "figures_folder" in own:
         report(home_of(profile, parameters, sweep), executed)
     if problems:
+        terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
         raise Exit(options.FAILED)
 
 

@@ -570,9 +570,8 @@ def booktabs(name: str, table: pd.DataFrame) -> str:
     table = table.drop(columns="figure", errors="ignore")
     escaped = table.rename(columns=tex_escaped).map(tex_escaped)
     widths = WIDTHS.get(name, ())
-    if name == "verdicts":  # the rest is shared by as many pairs as there are
-        pairs = len(table.columns) - len(widths)
-        widths += (0.6 / pairs,) * pairs
+    if rest := len(table.columns) - len(widths) if widths else 0:  # of as many pairs as there are
+        widths += (0.6 / rest,) * rest
     wide = [f">{{\\raggedright\\arraybackslash}}p{{{w:g}\\linewidth}}" for w in widths]
     columns, is_long = f"@{{}}{''.join(wide) or 'l' * len(table.columns)}@{{}}", name in LONG
     text = escaped.to_latex(index=False, escape=False, column_format=columns, longtable=is_long)
