@@ -15,10 +15,10 @@ from workbench.experiments.backends import Backend
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.notebooks import notebook_files
 from workbench.experiments.plans import (
-    PLANS,
     AblationPlan,
     BatchPlan,
     ablation_runs,
+    plan_of,
     replayed_config,
     sweep_config,
 )
@@ -119,7 +119,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
         (["03"], ["is feasible in", "replayed SmolLM2 (03): 7 of 7 replays to do"], "batching"),
         (
             ["07"],
-            ["07_modifications: 13 of 13 runs to do, about", "replayed 1B + 8B (07): 7 of 7"],
+            ["07_modifications: 9 of 9 runs to do, about", "replayed 1B + 8B (07): 7 of 7"],
             "feasible",
         ),
         (
@@ -127,7 +127,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
             ["11_strategies: 18 of 18 runs to do, about"],
             "feasible",
         ),
-        (["08"], ["replayed 1B + 8B (08): 14 of 14 replays to do, about 1 min (rough)"], "(07)"),
+        (["08"], ["replayed 1B + 8B (08): 13 of 13 replays to do, about 0 min (rough)"], "(07)"),
         (["09"], ["09_missing_values: nothing to replay, the committed rows"], "to do"),
         (["09", "-p", "values=['n', 'dtype']"], ["09_missing_values: 42 of 42 replays"], "runs"),
         (["00"], [], "to do"),  # it reads no sweep
@@ -198,7 +198,7 @@ def test_a_failed_run_of_another_study_is_named_and_repeated(calls, tmp_path, ca
             raise RuntimeError("no cable")
         return fake_result(spec)
 
-    config, plan = sweep_config("quick"), PLANS[AblationPlan]["quick"]
+    config, plan = sweep_config("quick"), plan_of(AblationPlan, "quick")
     runs, how = ablation_runs(config, plan), {"plan": plan, "progress": False}
     study = run_study(config, runs, tmp_path, execute=one_by_one(execute), **how)
     assert study.failures.startswith("failed: ")
@@ -262,7 +262,7 @@ def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):
 def test_figures_holds_the_default_profile_and_nothing_else(profile, changed, folder):
     """Of the sweep and of another study."""
     config = sweep_config(profile, **changed)
-    for study in (Study(config, ()), Study(config, (), plan=PLANS[BatchPlan][profile])):
+    for study in (Study(config, ()), Study(config, (), plan=plan_of(BatchPlan, profile))):
         assert figures_home(study) == project_root() / folder
 
 

@@ -12,7 +12,6 @@ from workbench.errors import ConfigError
 from workbench.experiments import plans, settings
 from workbench.experiments.plans import (
     MODIFICATIONS,
-    PLANS,
     PROFILES,
     TECHNIQUES,
     AblationPlan,
@@ -132,7 +131,7 @@ def test_a_plan_takes_a_notebook_s_parameters():
 )
 def test_a_plan_refuses_nonsense(kind, wrong, said):
     with pytest.raises(ConfigError, match=said):
-        replace(PLANS[kind]["default"], **wrong)
+        replace(kind(), **wrong)
 
 
 def test_problems_in_flight_are_the_same_in_every_profile_and_study_of_a_pair():

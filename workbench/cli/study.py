@@ -222,9 +222,9 @@ def _replays_left(
         for rung, config in pairs.items():
             yield f"{rung} ({notebooks})", *left(study.run_replayed(config, runs, **look))
     if SPLIT in given:
-        own = given[SPLIT]
-        asked = {name: own[f"writing_{name}"] for name in ("prm", "shares")}
-        asked |= {"total_memory": own["writing_memory"], "num_problems": own["writing_problems"]}
+        names = ("prm", "total_memory", "shares", "num_problems")
+        asked = {name: given[SPLIT][f"writing_{name}"] for name in names}
+        asked["rung"] = plans.writing_config
         for name, more in (("a PRM that scores", {}), ("a PRM that writes", plans.WRITES)):
             found = study.run_replayed(far(SPLIT, **asked, **more), runs, **look)
             yield f"replayed, {name} ({SPLIT[:2]})", *left(found)

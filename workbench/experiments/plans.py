@@ -121,17 +121,24 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 
 
 def replayed_split(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """The same for the memory split: by default as many problems as in full, so that some wait;
-    where none does, memory is short but briefly.
-    """
+    """For the memory split: by default, too, so many problems that some wait and memory is short."""
     queued = {"num_problems": SIZES["full"][0]} if profile == "default" else {}
     return replayed_config(profile, **queued | overridden(overrides))
 
 
-# -- the memory split --
-
+WRITING = {"prm": "qwen2.5-1.5b-instruct", "total_memory": "8GiB", "num_problems": IN_FLIGHT}
+WRITING_SHARES = (0.31, 0.34, 0.38, 0.44, 0.5, 0.56, 0.62)
 WRITES = {"prm_format": "thinkprm", "critiques": 1, "critique_tokens": 512}
 """A PRM that writes a critique before it scores."""
+
+
+def writing_config(profile: str = "default", **overrides: Any) -> SweepConfig:
+    """The LLM beside a PRM small enough to write: by default at both ends and in the middle."""
+    shares = WRITING_SHARES if profile in SIZES else WRITING_SHARES[::3]
+    return replayed_config(profile, **WRITING | {"shares": shares} | overridden(overrides))
+
+
+# -- the memory split --
 
 SENTINELS_FROM = 6
 """Sweeps of so few runs have no room for drift to show, and no sentinel."""
@@ -199,18 +206,17 @@ class BatchPlan(Plan):
 class AblationPlan(Plan):
     """How much of the ablation is run.
 
-    depth_limits: beside the profile's own.
-    num_seeds: of the profile's, the first so many; dear_seeds: of settings without a score cache,
-    of lower depth limits and of the longer queue. repeats: of the last setting, for the machine's
-    noise. queue_problems: of the longer queue over which problem batching is measured; 0: none.
+    depth_limits: beside the profile's own. num_seeds: of the profile's, the first so many;
+    dear_seeds: of settings without a score cache, of lower depth limits and of the longer queue.
+    repeats: of the last setting, for the noise. queue_problems: of that queue; 0: none.
     """
 
     num_problems: int = 12
-    depth_limits: tuple[int, ...] = (4, 16)
+    depth_limits: tuple[int, ...] = (4,)
     num_seeds: int = 1
     dear_seeds: int = 1
     repeats: int = 1
-    queue_problems: int = 24
+    queue_problems: int = 0
     ablation_share: float = THESIS_SHARE
 
 
@@ -224,10 +230,10 @@ class PolicyPlan(Plan):
     policy at the smallest, for the noise.
     """
 
-    num_problems: int = 16
+    num_problems: int = 12
     num_seeds: int = 1
     budgets: tuple[float, ...] = (0.5,)
-    kv_shares: tuple[float, ...] = (0.2, 0.3, 0.5, 0.7)
+    kv_shares: tuple[float, ...] = (0.3, 0.5, 0.7)
     num_alone: int = 1
     alone_shares: tuple[float, ...] = (THESIS_SHARE,)
     repeats: int = 1
@@ -241,7 +247,7 @@ class StrategyPlan(Plan):
     first so many.
     """
 
-    num_problems: int | tuple[int, ...] = 20
+    num_problems: int | tuple[int, ...] = 12
     beam_counts: tuple[int, ...] = (4, 16)
     num_seeds: int = 1
 
@@ -264,15 +270,11 @@ _OF_KV = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 _POLICIES = PolicyPlan(128, 5, (0.5, 1.0, 2.0), _OF_KV, 2, (0.2, 0.3, 0.5, 0.7), 2)
 PLANS: dict[type[Plan], dict[str, Any]] = {
     BatchPlan: {"quick": BatchPlan((8, 64), (256, 2048), (8, 16), 4, (4, 16, 64), 2),
-                "default": BatchPlan(), "full": _GRID, "thesis": _GRID},
-    AblationPlan: {"quick": AblationPlan(depth_limits=(4,), queue_problems=18),
-                   "default": AblationPlan(),
-                   "full": AblationPlan(128, (4, 8, 16, 24, 32), 5, 2, 3, queue_problems=0),
-                   "thesis": AblationPlan(128, num_seeds=5, queue_problems=0)},
-    PolicyPlan: {"quick": PolicyPlan(12), "default": PolicyPlan(), "full": _POLICIES,
-                 "thesis": _POLICIES},
-    StrategyPlan: {"quick": StrategyPlan(12), "default": StrategyPlan(),
-                   "full": StrategyPlan((1072, 640, 320), (4, 16, 64), 1),
+                "full": _GRID, "thesis": _GRID},
+    AblationPlan: {"full": AblationPlan(128, (4, 8, 16, 24, 32), 5, 2, 3),
+                   "thesis": AblationPlan(128, (4, 16), 5)},
+    PolicyPlan: {"full": _POLICIES, "thesis": _POLICIES},
+    StrategyPlan: {"full": StrategyPlan((1072, 640, 320), (4, 16, 64), 1),
                    "thesis": StrategyPlan(128, (4, 16, 64), 5)},
 }  # fmt: skip
 
@@ -284,15 +286,13 @@ def replayed_ablation(config: SweepConfig) -> AblationPlan:
 
 
 def replayed_policies(config: SweepConfig, plan: PolicyPlan) -> PolicyPlan:
-    """What is replayed of the study of policies: one seed of the rung's own problems, and nothing
-    again, since simulated seconds have no noise.
-    """
+    """One seed of a replayed rung's problems, and nothing again: simulated seconds have no noise."""
     return replace(plan, num_problems=config.num_problems, num_seeds=1, repeats=0)
 
 
 def plan_of(kind: type[Plan], profile: str, parameters: Mapping[str, Any] | None = None) -> Any:
-    """A profile's plan, `changed` by a notebook's parameters."""
-    return changed(PLANS[kind][profile], parameters or {})
+    """A profile's plan (of no PLANS: its kind's own), `changed` by a notebook's parameters."""
+    return changed(PLANS[kind].get(profile) or kind(), parameters or {})
 
 
 def changed(plan: Plan, parameters: Mapping[str, Any]) -> Any:

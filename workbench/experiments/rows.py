@@ -721,7 +721,7 @@ def _curves(calls: CacheCalls, peak: int) -> list[Row]:
     lru = miss_ratio(calls, sizes).query("fits")  # the others are of no order that happens
     lru = lru.assign(thrashed_per_1000=1000 * lru["thrashed"] / max(calls.look_ups, 1))
     tight = [size for size in sizes if peak < size <= 3 * peak]  # beyond, both find the same
-    some = [peak, *tight[:: max(1, len(tight) // OPTIMA)], sizes[-1]]
+    some = [peak, *tight[:: -(-len(tight) // OPTIMA) or 1], sizes[-1]]
     both = [lru.assign(kind="lru"), optimal_hits(calls, some).assign(kind="optimum")]
     columns = ["kind", "num_blocks", "hit_ratio", "thrashed_per_1000"]
     rows: Any = pd.concat(both)[columns].to_dict("records")
