@@ -1,12 +1,15 @@
 """Answers are read from the last box, compared as mathematics, and voted on."""
 
 import sys
+import time
 from itertools import combinations
 
 import pytest
 
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.search.answers import (
+    PROOF_SECONDS,
+    Proofs,
     aggregate,
     extract_answer,
     group_answers,
@@ -25,6 +28,11 @@ from workbench.search.answers import (
         ("\\boxed{\\left\\{1, 2\\right\\}}", "\\left\\{1, 2\\right\\}"),
         ("\\fbox{7}", "7"),
         ("so \\boxed 9$ then", "9"),
+        ("so \\boxed 9 then", "9"),
+        ("$\\boxed 3.5$", "3.5"),
+        ("$\\boxed (1, 2)$.", "(1, 2)"),
+        ("$\\boxed\\frac12$", "\\frac12"),
+        ("\\boxed{5 \\\\}", "5 \\\\"),
         ("\\boxed{3} but \\boxed{4 is cut", "3"),
         ("no box, 17", ""),
         ("\\boxed{}", ""),
@@ -50,6 +58,12 @@ def test_the_last_complete_box_is_the_answer(text, answer):
         ("\\sqrt{2}", "\\sqrt{3}", False),
         ("(x+1)^2 (x-1)^2", "(x-1)^2(x+1)^2", True),
         ("2^{10}", "1024", True),
+        ("\\text{June 20}", "June 20", True),
+        ("\\text{rat}", "\\text{art}", False),
+        ("12", "12.", True),
+        ("(1,2)", "(1, 2).", True),
+        ("2^{n^2}", "2^{n^{2}}", True),
+        ("(n-1)!", "(n - 1)!", True),
         ("", "", False),
         ("5", "", False),
     ],
@@ -66,7 +80,22 @@ def test_whole_numbers_need_no_extra_and_others_name_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     assert same_answer("12", "012")
     with pytest.raises(WorkbenchError, match="pip install math-verify"):
-        same_answer("x+1", "1+x+0")
+        Proofs()("x+1", "1+x+0")
+
+
+def test_a_group_s_answers_are_all_equal_either_way_round():
+    """What math-verify finds equal in one order alone, or of only some of a group, is apart."""
+    assert group_answers(["1<x<2", "(1,2)"]) == [0, 1]
+    assert group_answers(["50\\%", "50", "0.5"]) == [0, 0, 1]
+    assert group_answers(["50", "50\\%", "0.5"]) == [0, 0, 1]
+
+
+def test_what_takes_for_ever_is_told_apart_in_time_and_the_next_is_compared():
+    """Numbers in exponents are what the guard knows; sympy has more ways to compute for ever."""
+    began = time.monotonic()
+    assert not same_answer("7", "\\sum_{k=1}^{100000} \\frac{1}{k}")
+    assert time.monotonic() - began < 3 * PROOF_SECONDS
+    assert same_answer("x+1", "1+x+0")
 
 
 ENDLESS = ["9^" * 200 + "9", "9^{9^{9^9}}", "9^9^9", "2^{1000000000}", "((9^{999})^{999})^{999}"]

@@ -9,6 +9,7 @@ from workbench.search.problems import Problem, load_problems
 from workbench.search.result import Mark, Throughput
 from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch, BestOfN
+from workbench.search.variants import Lookahead
 from workbench.trace import NodeRow
 
 
@@ -53,6 +54,27 @@ def test_votes_over_real_candidates(fake_engine, voting, answer):
     assert [result.pass_at_k(k) for k in (1, 2, 4)] == pytest.approx([0.25, 0.5, 1.0])
     with pytest.raises(ConfigError, match="k is 5"):
         result.pass_at_k(5)
+
+
+def test_each_candidate_is_compared_with_the_reference(fake_engine):
+    """Also where its group is named by another text; one is right, whatever the other is."""
+    texts = iter(["\\boxed{50\\%}<eos>", "\\boxed{0.5}<eos>", "\\boxed{50}<eos>", "none<eos>"])
+    llm = fake_engine(lambda text, seed: next(texts), batch=1)
+    problem, strategy = Problem("p", "How?", "0.5", 1), BestOfN(n=4)
+    result = run_search(problem, llm=llm, prm=PRM(fake_engine()), strategy=strategy)
+    told = result.candidates.set_index("answer")["correct"]
+    assert told.to_dict() == {"50\\%": True, "0.5": True, "50": False, "": False}
+
+
+def test_what_is_sampled_ahead_keeps_no_beam(fake_engine):
+    """Those that survive it are kept, and what they are followed by."""
+    strategy = Lookahead(n=8, beam_width=4, max_depth=4)
+    llm, prm = fake_engine(), PRM(fake_engine())
+    result = run_search(load_problems("tiny", limit=4), llm=llm, prm=prm, strategy=strategy)
+    first = result.tree[result.tree["depth"] == 1]
+    ended = first.merge(result.candidates[["problem_id", "node_id"]])
+    kept = first[first["kept"]].groupby("problem_id").size()
+    assert kept.sub(ended.groupby("problem_id").size(), fill_value=0).le(8 // 4).all()
 
 
 def test_the_tree_is_a_tree(result):

@@ -213,6 +213,8 @@ def test_reward_models_answer_in_vllm_s_shapes(service):
     assert np.allclose(scores, wanted, atol=2**-16)
     bare = told(service, "/generative_scoring", asked | {"items": items, "apply_softmax": False})
     assert all(0 < a["score"] < b for a, b in zip(bare["data"], scores, strict=True))
+    longest = [[9] * (SMALL["max_model_len"] - 9)]  # what is scored needs no room for a token more
+    assert told(service, "/generative_scoring", asked | {"items": longest})["data"]
     ended = {"model_name": "tiny-prm", "finished_reason": "stop"}
     value = service.thread.metrics.registry.get_sample_value
     assert value("vllm:request_success_total", ended) >= 5  # as vLLM calls what it pools

@@ -357,18 +357,6 @@ def test_a_search_that_runs_is_kept(service, monkeypatch):
     assert ask(service, f"/search/{names[0]}", None)[0] == 200
 
 
-def test_proofs_have_a_time_limit(monkeypatch):
-    """A pair on which sympy computes for ever is told apart in time, and the next is compared."""
-    monkeypatch.setattr(searches, "PROOF_SECONDS", 3.0)
-    proofs = searches.Proofs()
-    assert proofs("x+1", "1+x+0")
-    began = time.monotonic()
-    assert not proofs("(x+y+z+w)^{400}", "(w+z+y+x)^{400}+\\sin(x)")
-    assert time.monotonic() - began < 10
-    assert proofs("x+1", "1+x+0")
-    proofs.close()
-
-
 def test_what_a_client_that_is_gone_did_not_read_is_dropped():
     """The reason comes first, whatever waits: nothing is rendered for nobody."""
 
@@ -392,7 +380,7 @@ def unplayed(service):
     """A search that was asked for and not begun."""
     body = ChatRequest(**(CHAT | {"model": "search/best_of_n"}))
     pair = searches.pair_of([*service.thread.engines.values()])
-    return SearchRun(body, service.thread, pair, service._proofs)
+    return SearchRun(body, service.thread, pair)
 
 
 def test_a_search_given_up_while_it_waits_leaves_its_place(service, monkeypatch):

@@ -2,24 +2,36 @@
 
 An answer is what the last \\boxed{...} holds; a solution without one has no answer, whether
 it is finished or not. Equal texts and whole numbers are compared here; anything else by
-`math-verify`, an optional extra that is imported only when two answers need it. Aggregation and
+`math-verify`, an optional extra that is started only when two answers need it. Aggregation and
 voting are applied alike by every strategy; an empty answer never votes, ties go to the first seen.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
 import re
+import select
+import subprocess
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from statistics import fmean
 
 from workbench.errors import ConfigError, WorkbenchError, nearest
 
-BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
-BRACE = re.compile(r"(?<!\\)[{}]")
+BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed(?:\s+(?=[^\s{])|(?=\\))")
+BRACE = re.compile(r"(?<!\\)(?:\\\\)*[{}]")  # not one that is escaped
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
+WORDS = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm)\s*\{([^{}]*)\}")
+IDLE_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
+LONE_BRACES = re.compile(r"(?<=[\^_])\{(\w)\}")
+PROOF_SECONDS = 3.0  # of one comparison
 LONGEST_COMPARED = 200  # characters
 LARGEST_POWER = 10**6
 POWER_TOWER = re.compile(r"\^\s*(\{[^{}]*\^|[^{}\s]\s*\^)")
@@ -31,33 +43,30 @@ def extract_answer(text: str) -> str:
     """The content of the last complete \\boxed{...}, or "" when there is none."""
     for match in reversed(list(BOX.finditer(text))):
         start, depth = match.end(), 0
-        if text[start] != "{":  # a bare word
-            return re.split(r"[\s$.]", text[start:], maxsplit=1)[0]
+        if text[start] != "{":  # bare: to the end of its formula, or one word
+            formula, dollar, _ = text[start:].partition("$")
+            return (formula if dollar else formula.split()[0]).strip().rstrip(".")
         for brace in BRACE.finditer(text, start):
-            depth += 1 if brace[0] == "{" else -1
+            depth += 1 if brace[0].endswith("{") else -1
             if depth == 0:
-                return text[start + 1 : brace.start()].strip()
+                return text[start + 1 : brace.end() - 1].strip()
     return ""
 
 
-def same_answer(
-    reference: str, given: str, prove: Callable[[str, str], bool] | None = None
-) -> bool:
-    """Whether two answers mean the same. An empty answer equals nothing.
-
-    prove: compares what needs mathematics; equal_mathematics, where none is given. Raises
-    WorkbenchError when the two need `math-verify` and it is not installed.
+def same_answer(reference: str, given: str) -> bool:
+    """Whether two answers mean the same. An empty answer equals nothing. Raises WorkbenchError when
+    the two need `math-verify` and it is not installed.
     """
     reference, given = _plain(reference), _plain(given)
     if not reference or not given:
         return False
-    if reference == given:
+    if _text(reference) == _text(given):
         return True
     if WHOLE_NUMBER.fullmatch(reference) and WHOLE_NUMBER.fullmatch(given):
         return int(reference) == int(given)
     if not (_can_be_evaluated(reference) and _can_be_evaluated(given)):
         return False
-    return (prove or equal_mathematics)(reference, given)
+    return equal_mathematics(reference, given)
 
 
 def _can_be_evaluated(answer: str) -> bool:
@@ -76,37 +85,116 @@ def _can_be_evaluated(answer: str) -> bool:
 def group_answers(
     answers: Sequence[str], same: Callable[[str, str], bool] = same_answer
 ) -> list[int]:
-    """A group number for each answer: equal answers share one, "" gets a group of its own."""
-    firsts: list[str] = []
+    """A group number for each answer: equal answers share one, "" gets a group of its own.
+
+    Equal are those that `same` finds so either way round, with every one of the group: math-verify
+    takes 50 percent for 0.5, and for 50, too.
+    """
+    groups: list[list[str]] = []
     known: dict[str, int] = {}
     for answer in answers:
         if answer not in known:
-            equal = (group for group, first in enumerate(firsts) if same(first, answer))
-            known[answer] = next(equal, len(firsts))
-            if known[answer] == len(firsts):
-                firsts.append(answer)
+            equal = (
+                number
+                for number, group in enumerate(groups)
+                if all(same(each, answer) and same(answer, each) for each in group)
+            )
+            known[answer] = next(equal, len(groups))
+            groups += [[]] if known[answer] == len(groups) else []
+            groups[known[answer]].append(answer)
     return [known[answer] for answer in answers]
 
 
 def _plain(answer: str) -> str:
-    return answer.strip().strip("$").strip()
+    return answer.strip().strip("$").strip().removesuffix(".").rstrip()
 
 
-@lru_cache(maxsize=4096)
-def equal_mathematics(reference: str, given: str) -> bool:
-    """math-verify's verdict; without its time limits, which use signals and fail in threads."""
-    try:
-        import math_verify  # noqa: PLC0415 - an optional extra
-    except ImportError as error:
-        raise WorkbenchError(
-            "Comparing answers that are no whole numbers needs math-verify: "
-            "pip install math-verify."
-        ) from error
+def _text(answer: str) -> str:
+    """An answer without what changes nothing in its text: \\text{} around it, idle spaces."""
+    words = WORDS.fullmatch(answer)
+    spaced = IDLE_SPACE.sub("", words[1].strip() if words else answer)
+    return LONE_BRACES.sub(r"\1", spaced)
+
+
+class Proofs:
+    """math-verify's verdict on two answers, by a process of its own, each within PROOF_SECONDS.
+
+    sympy may compute for ever on what a model writes, and hold the interpreter meanwhile. A pair
+    that takes longer is told apart, and the process begun anew.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._owner = 0
+
+    def __call__(self, reference: str, given: str) -> bool:
+        """Whether they are equal, as far as can be told in time."""
+        with self._lock:
+            if self._process is None or self._owner != os.getpid():  # a fork has pipes of its own
+                self._process, self._owner = self._started(), os.getpid()
+            found = self._answer(self._process, [reference, given], PROOF_SECONDS)
+            if found is None:
+                self._process.kill()
+                self._process.wait()
+                self._process = None
+            return found or False
+
+    def _started(self) -> subprocess.Popen[str]:
+        """The process, once it has compared two answers."""
+        if find_spec("math_verify") is None:
+            raise WorkbenchError(
+                "Comparing answers that are no whole numbers needs math-verify: "
+                "pip install math-verify."
+            )
+        program = f"import sys; sys.path[:] = {sys.path}; from {__name__} import prove; prove()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+        weakref.finalize(self, process.kill)
+        if not self._answer(process, ["1", "1"], None):
+            raise WorkbenchError(f"math-verify did not start (exit status {process.wait()}).")
+        return process
+
+    @staticmethod
+    def _answer(
+        process: subprocess.Popen[str], pair: list[str], seconds: float | None
+    ) -> bool | None:
+        """None: it did not come in time, or the process ended over it."""
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(f"{json.dumps(pair)}\n")
+            process.stdin.flush()
+            there, _, _ = select.select([process.stdout], [], [], seconds)
+            line = process.stdout.readline() if there else ""
+        except BrokenPipeError:
+            line = ""
+        except BaseException:  # an interrupt: what comes late is of another pair
+            process.kill()
+            raise
+        return json.loads(line) if line else None
+
+
+equal_mathematics = lru_cache(maxsize=4096)(Proofs())
+
+
+def prove() -> None:
+    """Answers a line of standard input, two answers, by another: whether they are equal."""
+    import math_verify  # noqa: PLC0415 - an optional extra
+
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
-    parsed = [
-        math_verify.parse(f"\\boxed{{{t}}}", parsing_timeout=None) for t in (reference, given)
-    ]
-    return bool(math_verify.verify(*parsed, timeout_seconds=None))
+    for line in sys.stdin:
+        parsed = [
+            math_verify.parse(f"\\boxed{{{text}}}", parsing_timeout=None)
+            for text in json.loads(line)
+        ]
+        told = json.dumps(bool(math_verify.verify(*parsed, timeout_seconds=None)))
+        sys.stdout.write(f"{told}\n")
+        sys.stdout.flush()
 
 
 _AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {

@@ -271,11 +271,11 @@ class Search:
             assert search.outcome is not None
             beams, problem = search.outcome.beams, search.problem
             answers = [extract_answer(beam.text) for beam in beams]
-            groups = group_answers(answers, self._same)  # each is compared once with the reference
-            first = dict(reversed(list(zip(groups, answers, strict=True))))
+            groups = group_answers(answers, self._same)
             reference = problem.answer  # looked at here alone
             right = {
-                g: reference is not None and self._same(reference, a) for g, a in first.items()
+                answer: reference is not None and self._same(reference, answer)
+                for answer in dict.fromkeys(answers)
             }
             scores = [aggregate(b.step_scores, self._strategy.aggregation) for b in beams]
             candidates += [
@@ -286,7 +286,7 @@ class Search:
                     "answer": answers[rank],
                     "group": groups[rank],
                     "score": scores[rank],
-                    "correct": right[groups[rank]],
+                    "correct": right[answers[rank]],
                     "finished": beam.finished,
                     "ended": beam.ended,
                     "text": beam.text,
@@ -294,7 +294,7 @@ class Search:
                 for rank, beam in enumerate(beams)
             ]
             chosen, finished = vote(answers, scores, groups, voting), sum(b.finished for b in beams)
-            is_right = chosen is not None and right[groups[chosen]]
+            is_right = chosen is not None and right[answers[chosen]]
             row: Row = {
                 "run_id": recorder.run_id,
                 "problem_id": problem.id,
@@ -310,7 +310,7 @@ class Search:
                 "finished": finished > 0,
                 "finished_beams": finished,
                 "candidates": len(beams),
-                "correct_candidates": sum(right[group] for group in groups),
+                "correct_candidates": sum(map(right.__getitem__, answers)),
             }
             problems.append(row | asdict(search.scores.counts))
             recorder.node_rows += search.tree.rows(recorder.run_id, search.problem.id)

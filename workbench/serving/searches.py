@@ -5,16 +5,11 @@ Each search plays its rounds in a thread of its own, over engines that others us
 
 from __future__ import annotations
 
-import multiprocessing
 import secrets
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cached_property
 from itertools import count
-from multiprocessing.pool import Pool
 from queue import SimpleQueue
 from typing import Any
 
@@ -26,7 +21,7 @@ from workbench.experiments.execute import make_search, make_strategy
 from workbench.experiments.plans import VOTE_ONLY
 from workbench.experiments.settings import with_width
 from workbench.search import variants
-from workbench.search.answers import equal_mathematics, same_answer
+from workbench.search.answers import same_answer
 from workbench.search.prm import known_format
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult
@@ -37,7 +32,6 @@ from workbench.serving.protocol import ChatRequest, Refused
 
 STRATEGIES = {f"search/{name.removesuffix('_search')}": name for name in variants.STRATEGIES}
 MOST_BEAMS = 256
-PROOF_SECONDS = 3.0  # of one comparison
 TAKEN = {"model", "user", "messages", "temperature", "top_p", "top_k", "min_p", "seed", "search"}
 TAKEN |= {"stream", "stream_options", "priority"}
 ENDED = ("finished", "failed")
@@ -97,40 +91,6 @@ class EngineClient(ForeignEngine):
         super().abort(request_id)
 
 
-class Proofs:
-    """Answers compared as mathematics, in a process of its own, each pair within PROOF_SECONDS.
-
-    sympy may compute for ever on what a model writes, and hold the interpreter meanwhile. A pair
-    that takes longer is told apart.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    @cached_property
-    def _pool(self) -> Pool:
-        """Its one process, once it has started."""
-        ignored = signal.SIGINT, signal.SIG_IGN  # as it is the server's to end
-        pool = multiprocessing.get_context("spawn").Pool(1, signal.signal, ignored)
-        pool.apply(equal_mathematics, ("1", "1"))
-        return pool
-
-    def __call__(self, reference: str, given: str) -> bool:
-        """Whether they are equal, as far as can be told in time."""
-        with self._lock:
-            try:
-                found = self._pool.apply_async(equal_mathematics, (reference, given))
-                return found.get(PROOF_SECONDS)
-            except multiprocessing.TimeoutError:
-                self.close()
-                return False
-
-    def close(self) -> None:
-        """End the process."""
-        if (pool := self.__dict__.pop("_pool", None)) is not None:
-            pool.terminate()
-
-
 Pair = tuple[ServedEngine, ServedEngine]
 
 
@@ -147,7 +107,7 @@ class SearchRun:
     state: what /search/{id} returns.
     """
 
-    def __init__(self, body: ChatRequest, thread: EngineThread, pair: Pair, proofs: Proofs) -> None:
+    def __init__(self, body: ChatRequest, thread: EngineThread, pair: Pair) -> None:
         for name in sorted(body.model_dump(exclude=TAKEN, exclude_defaults=True)):
             message = f"{name} is no setting of {body.model}; its own are fields of `search`."
             raise Refused(400, message, name)
@@ -171,7 +131,7 @@ class SearchRun:
             raise Refused(400, message, "search")
         self._seed = secrets.randbits(63) if body.seed is None else body.seed
         self._clients = [EngineClient(thread, engine, body.priority) for engine in pair]
-        self._proofs, self._streams, self._num_asked = proofs, body.stream, 0
+        self._streams, self._num_asked = body.stream, 0
         kind = "chat.completion" + ".chunk" * body.stream
         self.head = protocol.head(kind, "search", body.model)
         self.state = {"id": self.head["id"], "model": body.model, "status": "waiting"}
@@ -211,7 +171,7 @@ class SearchRun:
     def _same(self, reference: str, given: str) -> bool:
         if (why := self._clients[0].refused) is not None:
             raise why
-        return same_answer(reference, given, self._proofs)
+        return same_answer(reference, given)
 
     def usage(self) -> dict[str, Any]:
         """Tokens of the prompt, and those sampled."""

@@ -219,7 +219,6 @@ class Service:
         self.thread = EngineThread(arena, make, queue, partial(self._post, deliver), self._on_ready)
         self._pair: searches.Pair | None = None  # once they are loaded, where both are served
         self._searchers = ThreadPoolExecutor(MOST_SEARCHES, "search")
-        self._proofs = searches.Proofs()
         self._searches = dict[str, dict[str, Any]]()
 
     # -- its life --
@@ -233,7 +232,6 @@ class Service:
         self.refuse_all()
         await asyncio.to_thread(self.thread.close)
         await asyncio.to_thread(self._searchers.shutdown)
-        self._proofs.close()
 
     def refuse_all(self) -> None:
         """The server ends: every call that is left is told."""
@@ -353,7 +351,7 @@ class Service:
         """A search for the solution of one problem."""
         if self._pair is None:
             raise self._unknown(body.model)
-        run = searches.SearchRun(body, self.thread, self._pair, self._proofs)
+        run = searches.SearchRun(body, self.thread, self._pair)
         over = [k for k, state in self._searches.items() if state["status"] in searches.ENDED]
         if len(self._searches) - len(over) >= MOST_SEARCHES + self.config.max_queue:
             raise Refused(503, "Too many searches wait; try again.", code="queue_full")
@@ -430,7 +428,7 @@ class Service:
             query = _encoded(engine, body.query, special and not first)
             for each in body.items:
                 item = _encoded(engine, each, special and first)
-                ids = _fitting(engine, [*item, *query] if first else [*query, *item], "items")
+                ids = _fitting(engine, [*item, *query] if first else [*query, *item], "items", 0)
                 yield ids, ScoreParams((len(ids) - 1,), columns)
 
         def score(logits: Logits) -> Told:
@@ -453,7 +451,7 @@ class Service:
                 message = f"{engine.name} writes critiques before it judges; /pooling reads marks."
                 raise Refused(400, message, "model")
             mark, size = list(rules.mark), len(rules.mark)
-            for ids in _inputs(engine, *body.given("input")):
+            for ids in _inputs(engine, *body.given("input"), room=0):
                 ends = [k + size for k in range(len(ids)) if ids[k : k + size] == mark]
                 if not ends:
                     message = f"An input has no mark of a step; {format} reads a verdict at each."
@@ -555,15 +553,15 @@ def _are_ids(given: Any) -> bool:
 
 
 def _inputs(
-    engine: ServedEngine, field: str, texts: Sequence[Any], special: bool
+    engine: ServedEngine, field: str, texts: Sequence[Any], special: bool, room: int = 1
 ) -> list[list[int]]:
     """Token ids of each text of a field, or of each chat."""
-    return [_fitting(engine, _encoded(engine, text, special), field) for text in texts]
+    return [_fitting(engine, _encoded(engine, text, special), field, room) for text in texts]
 
 
-def _fitting(engine: ServedEngine, ids: list[int], param: str) -> list[int]:
-    """These ids, if all are known and there is room for one more."""
-    most = engine.max_model_len - 1
+def _fitting(engine: ServedEngine, ids: list[int], param: str, room: int = 1) -> list[int]:
+    """These ids, if all are known and there is room for so many more."""
+    most = engine.max_model_len - room
     if not 1 <= len(ids) <= most:
         message = f"{param} has {len(ids)} tokens; allowed: 1 to {most} for {engine.name}."
         raise Refused(400, message, param, "context_length_exceeded")
