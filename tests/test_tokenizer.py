@@ -44,6 +44,12 @@ def test_special_tokens_are_known_and_have_no_bytes(folder):
     assert tokenizer.encode("</s>the")[0] == 1
 
 
+def test_an_end_of_sequence_that_is_not_marked_special_has_no_text_either(folder):
+    text = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(text.replace('"special": true', '"special": false'))
+    assert Tokenizer.from_folder(folder).token_bytes[:2] == (b"<s>", b"")
+
+
 def test_a_chat_is_dated_the_same_every_day_and_its_template_is_in_the_fingerprint(folder):
     tokenizer = Tokenizer.from_folder(folder)
     chat = [{"role": "user", "content": " hi "}]

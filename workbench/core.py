@@ -40,7 +40,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     ignore_eos: bool = False
-    logprobs: Annotated[int | None, Range(0, 2**31)] = None  # the chosen token's and so many more
+    logprobs: Annotated[int | None, Range(0, 2**31)] = None  # the likeliest, and the chosen
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -127,7 +127,7 @@ class SamplingRows:
     top_k: NDArray[np.int64]  # [R] 0: all
     top_p: NDArray[np.float64]  # [R]
     min_p: NDArray[np.float64]  # [R]
-    logprobs: NDArray[np.int64]  # [R] -1: none wanted, else how many beside the chosen token's
+    logprobs: NDArray[np.int64]  # [R] -1: none wanted, else how many of the likeliest
 
     def __len__(self) -> int:
         return len(self.rows)

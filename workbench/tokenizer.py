@@ -100,7 +100,7 @@ class Tokenizer:
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
-        """The bytes each token id adds to the text, b"" for special tokens."""
+        """The bytes each token id adds to the text, b"" for special tokens and ends of sequence."""
         added = self._backend.get_added_tokens_decoder()
         kind = f"{self._backend.pre_tokenizer!r} {self._backend.decoder!r}"
         # GPT-2's printable stand-in for each byte (Radford et al. 2019), inverted: code -> byte.
@@ -111,7 +111,8 @@ class Tokenizer:
         def bytes_of(token_id: int) -> bytes:
             piece = self._backend.id_to_token(token_id) or ""
             if token_id in added:
-                return b"" if added[token_id].special else piece.encode()
+                is_silent = added[token_id].special or token_id in self.eos_ids
+                return b"" if is_silent else piece.encode()
             if "ByteLevel" in kind:
                 return piece.translate(alphabet).encode("latin-1")
             if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):

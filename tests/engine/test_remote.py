@@ -424,10 +424,15 @@ def refused(error, said, kind, about=(), **how):
 def test_values_of_a_head_are_vllm_s_alone(with_value_head):
     """Read from /pooling; the other kinds are refused before anything is asked of them."""
     told = {"model": SOLVER, "usage": {"prompt_tokens": 5}}
-    told |= {"data": [{"data": [[0.5, 0.5], [0.9, 0.1]]}, {"data": [[0.25, 0.75]]}]}
+    rows = [[0.5, 0.5], [0.9, 0.1], [0.25, 0.75]]
+    told |= {"data": [{"data": rows[:2]}, {"data": rows}]}
     with served(Fake(told), files=with_value_head) as engine:
         logits = engine.score([5, 6, 7], [1, 2], [0, 1]).logits
-    assert np.allclose(np.exp(logits), [[0.9, 0.1], [0.25, 0.75]])
+    assert np.allclose(np.exp(logits), rows[1:])
+    told["data"][1] = told["data"][0]  # the place between two marks
+    unmarked = pytest.raises(RemoteError, match="no step's mark")
+    with served(Fake(told), files=with_value_head) as engine, unmarked:
+        engine.score([5, 6, 7], [1, 2], [0, 1])
     for kind in KINDS[1:]:
         refused(ModelError, f"no server of kind '{kind}' returns", kind, files=with_value_head)
 

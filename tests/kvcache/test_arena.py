@@ -10,6 +10,7 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import BlockShape, KVArena, PageShape, choose_page, pack
 from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.policies import FirstCome, Grant, MarginalValue, ModelState, StaticSplit
+from workbench.kvcache.pool import ResizeAnswer
 
 SIZE = 4  # tokens a block
 PAGE = PageShape(slabs=2, stripe=256)
@@ -113,8 +114,8 @@ def test_a_second_resize_keeps_what_the_first_was_promised() -> None:
     """Two models ask between two steps; the later request takes nothing back of the earlier."""
     arena = arena_of(num_pages=30, models=(LLM, PRM, THIRD))
     caches = [arena.cache(name, SIZE) for name in arena.models]
-    assert caches[0].resize(16 * 4).outcome == "reached"
-    assert caches[1].resize(7).outcome == "reached"
+    assert caches[0].resize(16 * 4) == ResizeAnswer("reached", 16 * 4)
+    assert caches[1].resize(7) == ResizeAnswer("reached", 7)
     caches[0].apply()
     first, second, third = arena.target.values()
     assert (second, first + second + third) == (7, 30)

@@ -33,6 +33,17 @@ def test_a_sequence_that_carries_its_hashes_is_hashed_once_for_each_root_and_blo
     assert chain_root(b"ab", b"c") != chain_root(b"a", b"bc"), "a salt is no part of a namespace"
 
 
+def test_a_plain_list_after_one_with_hashes_writes_into_no_other_s_chain() -> None:
+    """Two sequences that began as one, and go on apart: neither is found under the other's text."""
+    cache, start = cache_of(), TokenList(range(8))
+    for seq_id in (1, 2):
+        cache.allocate(seq_id, start)
+    for seq_id in (1, 2):
+        cache.extend(seq_id, [*range(8), *[seq_id] * 4])
+    assert [cache.match([*range(8), *[n] * 4, 9]) for n in (1, 2, 3)] == [12, 12, 8]
+    assert len(start.block_hashes(chain_root(b"", b""), 4)) == 2
+
+
 def test_the_last_evicted_contents_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory has a bound; a forgotten one is a miss that is no thrash."""
     monkeypatch.setattr("workbench.kvcache.pool.MOST_EVICTED", 16)

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from tests.models.gguf_making import CONFIG, random_tensors
 from tests.models.test_gguf import refused
-from workbench.errors import ConfigError, OutOfMemory
+from workbench.errors import ConfigError, ModelError, OutOfMemory
 from workbench.models.llama import Linear
 from workbench.models.loading import load_model
 from workbench.models.registry import held_bytes
@@ -133,6 +133,12 @@ def test_tied_weights_are_held_once(folder: Path, tmp_path: Path, tensors: Tenso
     model.embedding(tokens, out)
     assert torch.equal(out, tensors["model.embed_tokens.weight"][tokens])
     assert model.weight_bytes == model.spec.weight_bytes(4) + model.spec.table_bytes(4)
+    copy = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}  # as some files have it
+    same = load_model(save(tmp_path, tensors | copy, tie_word_embeddings=True))
+    assert torch.equal(weights(same.head), weights(model.head))
+    copy["lm_head.weight"][0, 0] += 1
+    with pytest.raises(ModelError, match=r"lm_head\.weight is not the embedding"):
+        load_model(save(tmp_path, tensors | copy, tie_word_embeddings=True))
 
 
 def test_a_model_larger_than_memory_is_refused(folder, monkeypatch) -> None:

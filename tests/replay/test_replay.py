@@ -68,10 +68,15 @@ def test_other_settings_change_events_and_not_the_tree(measured) -> None:
             BeamSearch(n=4, beam_width=2, max_depth=3),
             {"batching": "static", "enable_prefix_caching": False, "max_num_seqs": 4},
         ),
+        (
+            2,
+            BeamSearch(n=4, beam_width=2, max_depth=3),
+            {"use_kv_cache": False, "enable_prefix_caching": False},
+        ),
         (2, Lookahead(n=4, beam_width=2, max_depth=3), {"num_blocks": 60}),
         (2, ParticleFilter(n=4, max_depth=4), {"num_blocks": 60}),
     ],
-    ids=["one-shot completions", "static batches", "unequal depths", "draws"],
+    ids=["one-shot completions", "static batches", "no cache", "unequal depths", "draws"],
 )
 def test_other_searches_replay(level, strategy, limits, tmp_path) -> None:
     """Several pieces a node, padded batches, other strategies: the same events and requests."""

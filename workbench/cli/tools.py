@@ -84,7 +84,8 @@ def run(
         (chosen,) = as_problems(Problem("given", problem))
     else:
         source, place = problems or "tiny", index or 0
-        found = load_problems(source, limit=place + 1, levels=None if level is None else (level,))
+        limit = place + 1 if source == "tiny" else None  # a file is counted in its own order
+        found = load_problems(source, limit, levels=None if level is None else (level,))
         if place >= len(found):
             raise ConfigError(f"--index is {place}; {source} has problems 0 to {len(found) - 1}.")
         chosen = found[place]

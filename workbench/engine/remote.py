@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import httpx
@@ -239,12 +239,15 @@ class Vllm(ServerKind):
         return np.concatenate([await of([column], False) for column in columns], axis=1)
 
     async def value_probabilities(self, ids: list[int], places: Ids) -> Any:
-        """By /pooling, of the last token of each beginning."""
+        """By /pooling, of the last token of each beginning, which ends in a step's mark."""
         beginnings = [ids[: place + 1] for place in places]
         asked = {"input": beginnings, "task": "token_classify", "encoding_format": "float"}
         sent = sum(map(len, beginnings))
         told = await self._asked("/pooling", sent, {"model": self.model} | asked)
-        return [each["data"][-1] for each in told["data"]]
+        found = [each["data"] for each in told["data"]]
+        if any(len(more) <= len(rows) for rows, more in pairwise(found)):
+            raise ValueError("a place that is no step's mark has no verdict of its own")
+        return [rows[-1] for rows in found]
 
 
 class LlamaCpp(ServerKind):

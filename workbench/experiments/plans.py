@@ -121,7 +121,7 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 
 
 def replayed_split(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """For the memory split: by default, too, so many problems that some wait and memory is short."""
+    """For the memory split: by default, too, so many problems that some wait."""
     queued = {"num_problems": SIZES["full"][0]} if profile == "default" else {}
     return replayed_config(profile, **queued | overridden(overrides))
 
@@ -286,7 +286,7 @@ def replayed_ablation(config: SweepConfig) -> AblationPlan:
 
 
 def replayed_policies(config: SweepConfig, plan: PolicyPlan) -> PolicyPlan:
-    """One seed of a replayed rung's problems, and nothing again: simulated seconds have no noise."""
+    """One seed of a replayed rung's problems, and nothing again: its seconds have no noise."""
     return replace(plan, num_problems=config.num_problems, num_seeds=1, repeats=0)
 
 

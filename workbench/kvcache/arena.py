@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from sys import maxsize
 from threading import RLock
@@ -683,7 +683,8 @@ class KVArena:
                     f"resize to {num_blocks} blocks; the arena has pages for at most "
                     f"{self.num_pages * pool.per_page} of {pool.shape.name!r}."
                 )
-            return self._want(pages_with_one(self.asked_for, self.pools.index(pool), pages))
+            wanted = pages_with_one(self.asked_for, self.pools.index(pool), pages)
+            return replace(self._want(wanted), target=num_blocks)
 
     def apply(self, pool: LeasedPool) -> bool:
         """Between this model's steps: grant anew, take back what is above limits.

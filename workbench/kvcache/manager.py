@@ -268,6 +268,7 @@ class KVCacheManager:
             if hasattr(token_ids, "block_hashes"):
                 table.chain = token_ids.block_hashes(table.root, size)
             else:
+                table.chain = [*table.chain]  # it may be a sequence's own
                 extend_chain(table.root, table.chain, token_ids, size)
         return self._grow(table, length)
 

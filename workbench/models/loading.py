@@ -172,6 +172,7 @@ class _Builder:
         final_norm = self._vector("model.norm.weight", spec.hidden)
         inner: list[Linear] = []
         if spec.tied and spec.value_head is None:
+            self._require_tied(vocabulary)
             head = Linear(self.kernels, [vocabulary])
             return LlamaModel(spec, self.kernels, Embedding(head), layers, final_norm, head)
         if spec.value_head is None:
@@ -185,6 +186,17 @@ class _Builder:
             vocabulary = torch.from_numpy(vocabulary.dequantise()).to(self.device, self.dtype)
         embedding = Embedding(vocabulary)
         return LlamaModel(spec, self.kernels, embedding, layers, final_norm, head, inner)
+
+    def _require_tied(self, vocabulary: Part) -> None:
+        """ModelError for a file with an output of its own, unless it is the embedding once more."""
+        if (name := "lm_head.weight") in self.names:
+            own = self._place(name, tuple(vocabulary.shape))
+            assert isinstance(own, torch.Tensor) and isinstance(vocabulary, torch.Tensor)
+            if not torch.equal(own, vocabulary):
+                raise ModelError(
+                    f"{name} is not the embedding, with which config.json ties it: set its "
+                    "tie_word_embeddings to false, or fetch the model again."
+                )
 
     def _layer(self, prefix: str) -> Layer:
         spec = self.spec

@@ -88,7 +88,9 @@ class ModelWork:
         return work.tokens * token + work.keys * key + work.logits * logit
 
     def bytes(self, work: StepWork) -> int:
-        """Bytes of a step: all weights once, the KV of every context read, the new one written."""
+        """Bytes of a step: all weights once, the KV of every context read, the new one written. An
+        embedding that is no output counts whole (7 % of an 8B), though few of its rows are read.
+        """
         return self.weight_bytes + self.kv_bytes_per_token * (work.context + work.tokens)
 
 
@@ -159,7 +161,7 @@ class StepCost:
         return terms.roofline * self.roofline(work) + beside
 
     def roofline(self, work: StepWork) -> float:
-        """Seconds below which the device cannot do it."""
+        """Seconds below which the device cannot do it, as far as `bytes` counts what it must."""
         compute = self.model.flops(work) / self.device.flops_per_s
         return max(compute, self.model.bytes(work) / self.device.bytes_per_s)
 

@@ -73,7 +73,8 @@ def settings_of(engine: RecordedEngine, changes: Changes | None = None) -> Engin
     """
     changes, recorded_ones = changes or {}, engine.config or {}
     require_known(changes, CHANGEABLE, f"A replay of {engine.name}")
-    own = {n: recorded_ones[n] for n in CHANGEABLE if recorded_ones.get(n) is not None}
+    names = (*CHANGEABLE, "use_kv_cache")
+    own = {n: recorded_ones[n] for n in names if recorded_ones.get(n) is not None}
     own["num_blocks"] = engine.num_blocks
     if "block_size" in changes and engine.num_blocks:
         tokens = engine.num_blocks * block_size_of(engine)
@@ -133,7 +134,7 @@ def require_blocks(model: RecordedEngine, num_blocks: int | None) -> int:
     if num_blocks is None:
         raise ConfigError(
             f"The recording does not say how many blocks {model.name} had, or they changed in the "
-            "search; give num_blocks, or the memory of both models."
+            "search; give num_blocks, or a memory and what share of it the LLM has."
         )
     return num_blocks
 

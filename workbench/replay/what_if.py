@@ -52,11 +52,11 @@ class WhatIf:
     device: a preset's name, a file of `workbench calibrate`, or a Device. llm_spec, prm_spec: other
     shapes, whose weights and KV have dtype_bytes; llm_name, prm_name: what the device's fitted
     terms call them. Memory is one of total_memory (weights and KV of both models; divided by
-    llm_share) and kv_memory (divided by kv_share), or the recorded one; a share that is not given
-    is the recorded one. max_model_len: of both models, at most what was recorded. policy: None
-    gives each model a cache of its own, else the name of an arena's (simulator.POLICIES). llm, prm:
-    simulator.CHANGEABLE settings of one model alone. request_order, problem_batching, forget_pruned
-    (which may be False only): of SearchSwitches.
+    llm_share) and kv_memory (divided by kv_share), or the recorded one; without a share KV is
+    divided as in the recording. max_model_len: of both models, at most what was recorded. policy:
+    None gives each model a cache of its own, else the name of an arena's (simulator.POLICIES). llm,
+    prm: simulator.CHANGEABLE settings of one model alone. request_order, problem_batching,
+    forget_pruned (which may be False only): of SearchSwitches.
     """
 
     device: Device | str

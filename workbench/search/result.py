@@ -146,10 +146,11 @@ class Tree:
         self.tokens = 0
 
     def keep(self, paths: Iterable[NodePath]) -> None:
-        """These nodes are being extended, or are the outcome; the root is no node."""
+        """These nodes are being extended, or are the outcome, and so are those before them."""
         for path in paths:
-            if path:
+            while path and not self._nodes[path].kept:
                 self._nodes[path].kept = True
+                path = path[:-1]
 
     def lineage(self, path: NodePath) -> Iterator[TreeNode]:
         """The nodes on the way to this one, which comes last; of the root none."""

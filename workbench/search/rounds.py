@@ -103,7 +103,8 @@ class ActiveSearch:
             self.tree.keep(beam.path for beam in end.value.beams)
             return
         if isinstance(self.request, Generate):
-            self.tree.keep(beam.path[:-1] for beam in self.request.beams)
+            if not self.request.ahead:
+                self.tree.keep(beam.path[:-1] for beam in self.request.beams)
             self.steps = [None] * len(self.request.beams)
 
     def finish(self, now_s: float) -> None:

@@ -78,11 +78,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Please sample one step for each beam. max_tokens None is the run's max_step_tokens."""
+    """Please sample one step for each beam. max_tokens None is the run's max_step_tokens. ahead: to
+    judge what it follows, which is not kept for it.
+    """
 
     beams: tuple[Beam, ...]
     stop: tuple[str, ...] = (STEP_END,)
     max_tokens: int | None = None
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

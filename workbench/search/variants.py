@@ -111,7 +111,8 @@ class Lookahead:
     """Beam search that judges a beam by the steps that follow it (Snell et al. 2024, 2408.03314).
 
     What is sampled ahead is the first child of what it judges, so a survivor keeps it and it is not
-    sampled again; where its parent is dropped it was sampled for its score alone.
+    sampled again; where its parent is dropped it was sampled for its score alone. It has the
+    temperature of all steps; the paper's roll-outs have 0, and are thrown away.
     """
 
     n: AtLeastOne = 16
@@ -135,7 +136,7 @@ class Lookahead:
                 if not any(beam.can_grow for beam in ahead):
                     break
                 further = [beam.child(0) if beam.can_grow else beam for beam in ahead]
-                ahead = yield from sampled(further, known)
+                ahead = yield from sampled(further, known, ahead=True)
             asked = {beam.path: beam for beam in (*beams, *ahead)}
             rows = dict(zip(asked, (yield Score(tuple(asked.values())))))
             beams = [beam.scored(rows[beam.path]) for beam in beams]
@@ -328,12 +329,12 @@ def extended(nodes: Sequence[Beam]) -> Generator[Generate | Score, Any, list[Bea
 
 
 def sampled(
-    nodes: Sequence[Beam], known: dict[NodePath, Beam]
+    nodes: Sequence[Beam], known: dict[NodePath, Beam], ahead: bool = False
 ) -> Generator[Generate, Any, list[Beam]]:
     """These nodes with their step, not scored; each is sampled once and then `known`."""
     new = tuple(node for node in nodes if node.path not in known)
     if new:
-        steps = yield Generate(new)
+        steps = yield Generate(new, ahead=ahead)
         known |= {node.path: node.grown(step) for node, step in zip(new, steps)}
     return [known[node.path] for node in nodes]
 
