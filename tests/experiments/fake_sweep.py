@@ -39,7 +39,7 @@ class FakeSweep:
         ]
         return pd.concat([self.runs, pd.DataFrame(repeated)], ignore_index=True)
 
-    def table(self, name, llm_share=None, seed=None):
+    def table(self, name, llm_share=None, seed=None, runs=None):
         frames = []
         for run in self._runs:
             row = run["row"]

@@ -1,5 +1,8 @@
 """Intervals: they cover what they should, keep a problem's seeds together, never invent one."""
 
+from itertools import product
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -229,3 +232,25 @@ def test_every_share_has_its_paired_ratio_to_a_third_of_the_memory():
     assert ratios.loc[0.5].tolist() == expected.tolist() and expected["high"] < 0.6
     without = FakeSweep(shares=(0.08, 0.2, 0.5))
     assert set(views.split_rows(without).query("llm_share == 0.2")["ratio"]) == {1.0}
+
+
+def test_a_run_that_was_repeated_counts_once_as_its_mean_and_is_the_surer():
+    """Twice 0.3 beside once 0.5: repetitions are of the study's settings, and of no other."""
+    seconds = {"first": 10.0, "again": 14.0, "other": 12.0}
+    every = pd.DataFrame({"run_id": list(seconds), "llm_share": [0.3, 0.3, 0.5], "seed": 0})
+    every = every.assign(setting="", status="finished", repeat=[0, 1, 0])
+    deeper = every[:1].assign(run_id="deeper", setting="deeper", repeat=1)
+    once = every[every["repeat"] == 0]
+    study = SimpleNamespace(runs=once, all_runs=pd.concat([every, deeper]))
+    runs = statistics.repeated(study)
+    assert set(runs["run_id"]) == set(seconds)
+    rows = pd.DataFrame([
+        {"run_id": run, "problem_id": problem, "tokens": 100, "wall_part_s": wall / 2}
+        for (run, wall), problem in product(seconds.items(), "ab")
+    ])  # fmt: skip
+    noise = statistics.Noise(sigma=0.02, degrees=5)
+    pooled, alone = (
+        draw_rates(rows, each, "llm_share", noise=noise).ratio(0.5, 0.3) for each in (runs, once)
+    )
+    assert (pooled.estimate, alone.estimate) == (pytest.approx(1.0), pytest.approx(1.2))
+    assert (pooled.high - pooled.low) / 1.0 < (alone.high - alone.low) / 1.2

@@ -49,7 +49,7 @@ from workbench.search.search import SYSTEM_PROMPTS
 EVERY_SHARE = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 PROFILES: dict[str, dict[str, Any]] = {
     "quick": {"num_problems": 12, "seeds": (0,), "shares": (0.08, 0.2, 0.3, 0.5)},
-    "default": {"num_problems": 32, "seeds": (0,), "sentinel_every": 4},
+    "default": {"num_problems": 32, "seeds": (0,), "sentinel_every": 2},
     "full": {"num_problems": 128, "seeds": (0, 1, 2, 3, 4), "shares": EVERY_SHARE},
     "thesis": {
         "llm": "llama-3.2-1b",

@@ -32,6 +32,7 @@ from workbench.experiments.statistics import (
     draw_rates,
     noise_of,
     paired_ratio,
+    repeated,
     upper_bound_of_none,
     wilson,
 )
@@ -45,6 +46,7 @@ from workbench.replay.workload import load_recording
 
 STRETCHES = 20
 """Stretches of steps a run is cut into where counts belong to no single problem."""
+BUSY = ["llm_busy_s", "prm_busy_s"]
 Row = dict[str, Any]
 
 
@@ -111,7 +113,8 @@ def rates_of(sweep: Tables) -> dict[str, Rates]:
     """Rates over the split, drawn with the sweep's noise: generated tokens, problems, and the
     tokens of each model by the seconds in which it works.
     """
-    rows, runs, noise = problem_seconds(sweep), sweep.runs, noise_of(sweep.all_runs)
+    runs, noise = repeated(sweep), noise_of(sweep.all_runs)
+    rows = problem_seconds(sweep, runs)
     return {
         name: draw_rates(rows, runs, "llm_share", top, bottom, noise=noise)
         for name, top, bottom in (
@@ -123,18 +126,19 @@ def rates_of(sweep: Tables) -> dict[str, Rates]:
     }
 
 
-def problem_seconds(sweep: Tables) -> pd.DataFrame:
-    """One row a run and problem: seed, tokens, and its parts of wall and busy seconds.
+def problem_seconds(sweep: Tables, runs: pd.DataFrame | None = None) -> pd.DataFrame:
+    """One row a run (default: the sweep's own) and problem: seed, tokens, and its parts of wall and
+    busy seconds.
 
     prm_tokens: computed for the first time; a run's total is divided by what each had computed.
     """
     columns = ["run_id", "llm_share", "problem_id", "tokens", "wall_part_s", "prm_tokens_computed"]
-    runs = sweep.runs[["run_id", "seed", "wall_s", "llm_busy_s", "prm_busy_s"]]
-    rows = sweep.table("problems")[columns].merge(runs, on="run_id")
+    own = (sweep.runs if runs is None else runs)[["run_id", "seed", "wall_s", *BUSY]]
+    rows = sweep.table("problems", runs=runs)[columns].merge(own, on="run_id")
     part = rows["wall_part_s"] / rows["wall_s"]
     computed = rows.pop("prm_tokens_computed")
     read = computed / computed.groupby(rows["run_id"]).transform("sum")
-    steps = sweep.table("steps")
+    steps = sweep.table("steps", runs=runs)
     prm = steps[steps["engine"] == "prm"]
     new = prm["prefill_tokens"] + prm["decode_tokens"]
     new -= prm.filter(regex="^recomputed_tokens_").sum(axis=1)
@@ -581,16 +585,17 @@ def speed_up(
 
     top: what is counted in place of tokens. runs: some of the study's (default: all its runs).
     """
-    runs = study.runs if runs is None else runs
+    runs = repeated(study) if runs is None else runs
     pair = runs[runs["setting"].isin([before, after])]
     rows = study.table("problems", runs=pair).assign(sixty=60.0)
     return draw_rates(rows, pair, "setting", top, noise=study.noise).ratio(before, after)
 
 
 def speed_of(study: Study, setting: str) -> float:
-    """Generated tokens a second of a setting, over all its seeds."""
-    runs = study.runs[study.runs["setting"] == setting]
-    return float(runs["sampled_tokens"].sum() / runs["wall_s"].sum())
+    """Generated tokens a second of a setting, over all its seeds; of repeated runs the mean."""
+    runs = repeated(study).query("setting == @setting")
+    mean = runs.groupby("seed")[["sampled_tokens", "wall_s"]].mean().sum()
+    return float(mean["sampled_tokens"] / mean["wall_s"])
 
 
 def best_static(study: Study, budget: float) -> str | None:

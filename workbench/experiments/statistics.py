@@ -34,7 +34,11 @@ class Tables(Protocol):
     @property
     def all_runs(self) -> pd.DataFrame: ...
     def table(
-        self, name: str, llm_share: float | None = None, seed: int | None = None
+        self,
+        name: str,
+        llm_share: float | None = None,
+        seed: int | None = None,
+        runs: pd.DataFrame | None = None,
     ) -> pd.DataFrame: ...
 
 
@@ -156,11 +160,15 @@ class Noise:
         """Whether equal work was done more than once."""
         return self.degrees > 0
 
-    def factors(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
-        """What a run's seconds might be multiplied by: Student's t, since sigma is an estimate."""
+    def factors(
+        self, generator: np.random.Generator, shape: tuple[int, ...], times: Any = 1
+    ) -> Array:
+        """What seconds might be multiplied by, means of so many runs each: Student's t, since sigma
+        is an estimate.
+        """
         if not self.is_known:
             return np.ones(shape)
-        drawn = self.sigma * generator.standard_t(self.degrees, size=shape)
+        drawn = self.sigma * generator.standard_t(self.degrees, size=shape) / np.sqrt(times)
         return np.exp(np.clip(drawn, -LARGEST, LARGEST))
 
     def __str__(self) -> str:
@@ -193,6 +201,16 @@ def noise_of(runs: pd.DataFrame) -> Noise:
     spread = float(np.exp((groups["max"] - groups["min"]).max()))
     counts = int(free.sum()), int(groups["count"].sum())
     return Noise(sigma, *counts, spread, tuple(sentinel_drift(runs)))
+
+
+def repeated(study: Tables) -> pd.DataFrame:
+    """The study's runs, and those of them carried out again: what a rate is pooled over."""
+    runs, every, keys = study.runs, study.all_runs, ["llm_share", "seed", "setting"]
+    if not {"repeat", *keys} <= set(every):
+        return runs
+    again = every[(every["status"] == "finished") & (every["repeat"] > 0)]
+    again = again[~again["run_id"].isin(runs["run_id"])].merge(runs[keys].drop_duplicates())
+    return pd.concat([runs, again], ignore_index=True) if len(again) else runs
 
 
 def sentinel_drift(runs: pd.DataFrame) -> pd.Series:
@@ -305,7 +323,7 @@ def draw_rates(
     """Rates of `top` over `bottom`, seconds, of each value of `by`, a column of `runs`.
 
     rows: run_id, problem_id and the two columns, one row a run and problem. Problems and seeds that
-    some setting lacks are left out.
+    some setting lacks are left out; of a run that was repeated the mean counts.
     """
     noise = noise or Noise()
     keys = runs[["run_id", by, "seed"]]
@@ -313,11 +331,12 @@ def draw_rates(
     common = set.intersection(*rows.groupby(by)["seed"].agg(set))
     seeds = sorted(common) or sorted(rows["seed"].unique())  # none in common: unpaired
     wide = rows[rows["seed"].isin(seeds)].pivot_table(
-        index=[by, "seed"], columns="problem_id", values=list({top, bottom}), aggfunc="sum"
+        index=[by, "seed"], columns="problem_id", values=list({top, bottom}), aggfunc="mean"
     )
     whole = wide[top].columns[wide[top].notna().all()]
     above, below = (wide[column][whole].to_numpy(float) for column in (top, bottom))
-    index = wide.index.to_frame(index=False)
+    index, times = wide.index.to_frame(index=False), keys.groupby([by, "seed"]).size()
+    runs = runs.drop_duplicates([by, "seed"])
     generator = np.random.default_rng(0)
 
     problems = above.shape[1]
@@ -331,7 +350,11 @@ def draw_rates(
         its_own = _drawn_anew(generator, len(its))
         weights[:, its.index] = drawn if paired else its_own
     weighed = weights * (above @ each).T
-    spent = weights * (below @ each).T * noise.factors(generator, weights.shape)
+    spent = (
+        weights
+        * (below @ each).T
+        * noise.factors(generator, weights.shape, times[wide.index].to_numpy())
+    )
     settings = list(dict.fromkeys(index[by]))
     work = pd.Series(settings).map(equal_work(runs, by, seeds)).to_numpy()
     own = np.equal.outer(index[by].to_numpy(object), np.array(settings, object)).astype(float)
@@ -353,8 +376,8 @@ def paired_ratio(study: Tables, by: str, against: Any) -> pd.DataFrame:
     """Throughput of every setting, a value of the runs' column `by`, over that of the setting
     `against`: columns `by`, value, low, high.
     """
-    runs, rows, noise = study.runs, study.table("problems"), noise_of(study.all_runs)
-    found = []
+    runs, noise, found = repeated(study), noise_of(study.all_runs), []
+    rows = study.table("problems", runs=runs)
     for setting in runs[by].unique():
         pair = runs[runs[by].isin([setting, against])]  # the seeds and problems that both have
         ratio = draw_rates(rows, pair, by, noise=noise).ratio(against, setting)

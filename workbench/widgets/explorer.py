@@ -61,10 +61,14 @@ class Pick:
         return sorted(map(float, self.runs["llm_share"].unique()))
 
     def table(
-        self, name: str, llm_share: float | None = None, seed: int | None = None
+        self,
+        name: str,
+        llm_share: float | None = None,
+        seed: int | None = None,
+        runs: pd.DataFrame | None = None,
     ) -> pd.DataFrame:
         """Rows of one trace table, with llm_share and run_seed, as Study.table."""
-        runs = self.runs
+        runs = self.runs if runs is None else runs
         for column, value in (("llm_share", llm_share), ("seed", seed)):
             if value is not None and len(runs):
                 runs = runs[(runs[column] - value).abs() < 1e-9]
