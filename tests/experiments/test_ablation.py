@@ -58,9 +58,9 @@ def test_gains_are_ratios_of_paired_problems_and_equal_work_is_one(study, rows):
         assert gains.loc[key, "low"] < 2.0 < gains.loc[key, "high"]
     same = gains.loc["stop_at_limit"]
     assert (same["value"], same["low"], same["high"]) == pytest.approx((1.0, 1.0, 1.0))
-    assert gains.loc[plans.BESIDE, "value"] == pytest.approx(1.005 / 3, rel=1e-3)  # a repeated
+    assert gains.loc[plans.BESIDE, "value"] == pytest.approx(1.005 / 3, rel=1e-4)
     whole = rows[rows["metric"] == "whole"].iloc[0]
-    assert whole["value"] == pytest.approx(8.0)
+    assert whole["value"] == pytest.approx(8.0 / 1.01), "the last is the mean of two runs"
     assert views.steps_up(study)[-1] == (LAST_TWO[1], plans.BESIDE)
 
 
