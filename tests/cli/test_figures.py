@@ -119,7 +119,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
         (["03"], ["is feasible in", "replayed SmolLM2 (03): 7 of 7 replays to do"], "batching"),
         (
             ["07"],
-            ["07_modifications: 9 of 9 runs to do, about", "replayed 1B + 8B (07): 7 of 7"],
+            ["07_modifications: 11 of 11 runs to do, about", "replayed 1B + 8B (07): 7 of 7"],
             "feasible",
         ),
         (

@@ -153,15 +153,15 @@ def test_what_a_strategy_does_to_both_caches_is_counted_over_its_runs(strategies
 
 def test_gains_of_hard_and_easier_levels_are_those_of_the_problems_both_budgets_have(strategies):
     """Of the 20: six strategies of nine gain every odd problem, beam search the first, ETS four."""
-    gains = views.gains_by_level(strategies)
+    gains, chance = views.gains_by_level(strategies)
     easier, hard = (6 * 6 + 1 + 3) / 9 / 12, (4 * 6 + 1) / 9 / 8
     found = [gains[key].estimate for key in (views.EASIER, views.HARDER, "more")]
     assert found == pytest.approx([easier, hard, hard - easier])
-    assert gains["more"].low < 0 < gains["more"].high
+    assert gains["more"].low < 0 < gains["more"].high and chance > 0.5
     runs = strategies.all_runs
     failed = (runs["strategy"] == "beam_search") & (runs["n"] == runs["n"].max())
     kept = tuple(runs.loc[~failed, "folder"])
-    fewer = views.gains_by_level(replace(strategies, folders=kept, _read={}))
+    fewer, _ = views.gains_by_level(replace(strategies, folders=kept, _read={}))
     assert fewer[views.EASIER].estimate > 0, "a strategy that lacks a run leaves the others theirs"
 
 
@@ -238,6 +238,9 @@ def test_claims_are_judged_by_their_rules(sweep, lost):
     assert thrash.verdict == "depends on"
     assert thrash.number.endswith("it is rare at 0.08, 0.20, 0.30 and 0.40 and common at 0.50")
     assert all(claim.number and claim.figure in plots.FIGURES for claim in [*judged, thrash])
+    few = views.thrashing_rows(sweep).replace({"llm_share": {0.08: 0.0}})
+    few.loc[few["llm_share"] == 0, ["value", "low", "high"]] = (13.1, 0.0, 33.9)
+    assert claims.thrash_claim(few).number.endswith("; too few events tell at 0.00")
 
 
 def test_claims_can_fail(sweep):

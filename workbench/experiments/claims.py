@@ -164,12 +164,17 @@ def split_in_words(rows: pd.DataFrame) -> str:
     return f"{told}: {alike.mean():,.0f} generated tokens/s; it is {' and '.join(lost)}."
 
 
+def is_rare(events: pd.DataFrame) -> pd.Series:
+    """Whether the interval is below RARE_EVENTS, or nothing thrashed."""
+    return (events["high"] < RARE_EVENTS) | (events["value"] == 0)
+
+
 def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
     """Is thrashing rare, and what does it cost? rows: of plots.thrashing; lost: of lost_time."""
     events = rows[rows["metric"] == "events_per_1000"]
     most = events.loc[events.groupby("llm_share")["value"].idxmax()].set_index("llm_share")
     most = most.assign(cost=recomputed_part(lost))
-    rare, common = most[most["value"] < RARE_EVENTS], most[most["value"] >= RARE_EVENTS]
+    rare, common = most[is_rare(most)], most[most["low"] >= RARE_EVENTS]
     found = "Thrashing is rare at no LLM share"
     if len(rare):
         found = (
@@ -182,7 +187,9 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
         f"look-ups, {own['cost'].max():.0%} of the time)"
         for engine, own in common.groupby("engine")
     ]
-    return f"{found}; it is common at {' and at '.join(often)}." if often else f"{found}."
+    found += f"; it is common at {' and at '.join(often)}" if often else ""
+    open_ = most.index.difference([*rare.index, *common.index])
+    return f"{found}; at {listed(open_)} too few events tell." if len(open_) else f"{found}."
 
 
 def policy_or_size(sizes: pd.DataFrame) -> tuple[str, str]:
@@ -229,17 +236,19 @@ def eviction_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
     lost: rows of plots.lost_time; split: of plots.memory_split, with a column rung.
     """
     first, last = split.loc[split["metric"] == "same_work", ["low", "high"]].iloc[0]
-    end, same = float(lost["llm_share"].max()), f"{first:.2f} to {last:.2f}"
+    end, same = float(lost["llm_share"].max()), f"{first:.2f} to {last:.2f}, which do the same work"
+    same = f"{last:.2f}, the fastest" if first == last else same
     if end <= last:
-        number = f"from {same} the work is the same, so nothing slows down at {end:.2f}"
+        number = f"from {first:.2f} to {last:.2f} the work is the same, so nothing slows down at "
+        number += f"{end:.2f}"
         return _judged("C4", False, False, number, f"the PRM's room at {end:.2f}")
     walls, part = lost.groupby("llm_share")["wall_s"].first(), recomputed_part(lost)[end]
     alike = walls.loc[first:last]
     low, high = (part * walls[end] / (walls[end] - wall) for wall in (alike.min(), alike.max()))
     more = walls[end] / alike.max() - 1, walls[end] / alike.min() - 1
     number = (
-        f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside {same}, which do the same "
-        f"work; recomputing what was evicted is {part:.0%} of its time there, "
+        f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside {same}; "
+        f"recomputing what was evicted is {part:.0%} of its time there, "
         f"{reach(low, high, '.0%')} of the slow-down"
     )
     is_exact = is_replayed(split["rung"].iloc[0])
@@ -261,16 +270,20 @@ def hits_claim(rows: pd.DataFrame) -> Claim:
 
 
 def thrash_claim(rows: pd.DataFrame) -> Claim:
-    """C6. Holds below 10 events per 1,000 look-ups at every share, fails above at every share."""
+    """C6. Holds below 10 events per 1,000 look-ups at every share, fails above at every share, by
+    the whole interval.
+    """
     events = rows[rows["metric"] == "events_per_1000"]
     most = events.sort_values("value").iloc[-1]
-    often = events.groupby("llm_share")["value"].max() >= RARE_EVENTS
-    rare, common = (listed(often.index[each]) for each in (~often, often))
+    ends = events.groupby("llm_share")[["value", "low", "high"]].max()
+    seldom, often = is_rare(ends), ends["low"] >= RARE_EVENTS
+    rare, common, told = (listed(ends.index[e]) for e in (seldom, often, ~(seldom | often)))
     number = f"most {most['engine'].upper()} at {most['llm_share']:.2f}: {most['value']:.1f} "
     number += f"[{most['low']:.1f}, {most['high']:.1f}] per 1,000 look-ups; "
     number += f"rare means fewer than {RARE_EVENTS:g}"
     on = f"the share: it is rare at {rare} and common at {common}"
-    return _judged("C6", not often.any(), often.all(), number, on)
+    on += "" if told == "none" else f"; too few events tell at {told}"
+    return _judged("C6", seldom.all(), often.all(), number, on)
 
 
 def sameness_claim(nodes: pd.DataFrame) -> Claim:
@@ -287,8 +300,12 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
 
 
 def batching_claim(rows: pd.DataFrame) -> Claim:
-    """C7, of rows of plots.modifications, by the whole interval of the gain; of a loss, why."""
+    """C7, of rows of plots.modifications, by the whole interval of the gain; of a loss, why. Not
+    tested where the work was the same: no problem waited for another's end.
+    """
     gain = rows[(rows["metric"] == "gain") & (rows["setting"] == plans.BATCHED[1])].iloc[0]
+    if gain["low"] == gain["high"] == 1:
+        return Claim("C7", CLAIMS["C7"][0], UNTESTED, "every problem was in flight: none waits", "")
     number = (
         f"{gain['value']:.2f} times the problems/min [{gain['low']:.2f}, {gain['high']:.2f}]; "
         f"dramatic means {DRAMATIC:g} times"

@@ -133,8 +133,8 @@ WRITES = {"prm_format": "thinkprm", "critiques": 1, "critique_tokens": 512}
 
 
 def writing_config(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """The LLM beside a PRM small enough to write: by default at both ends and in the middle."""
-    shares = WRITING_SHARES if profile in SIZES else WRITING_SHARES[::3]
+    """The LLM beside a PRM small enough to write: by default at both ends and the two best."""
+    shares = WRITING_SHARES if profile in SIZES else (0.31, 0.38, 0.44, 0.62)
     return replayed_config(profile, **WRITING | {"shares": shares} | overridden(overrides))
 
 
@@ -216,7 +216,7 @@ class AblationPlan(Plan):
     num_seeds: int = 1
     dear_seeds: int = 1
     repeats: int = 1
-    queue_problems: int = 0
+    queue_problems: int = 24
     ablation_share: float = THESIS_SHARE
 
 
@@ -236,7 +236,7 @@ class PolicyPlan(Plan):
     kv_shares: tuple[float, ...] = (0.3, 0.5, 0.7)
     num_alone: int = 1
     alone_shares: tuple[float, ...] = (THESIS_SHARE,)
-    repeats: int = 1
+    repeats: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +271,8 @@ _POLICIES = PolicyPlan(128, 5, (0.5, 1.0, 2.0), _OF_KV, 2, (0.2, 0.3, 0.5, 0.7),
 PLANS: dict[type[Plan], dict[str, Any]] = {
     BatchPlan: {"quick": BatchPlan((8, 64), (256, 2048), (8, 16), 4, (4, 16, 64), 2),
                 "full": _GRID, "thesis": _GRID},
-    AblationPlan: {"full": AblationPlan(128, (4, 8, 16, 24, 32), 5, 2, 3),
-                   "thesis": AblationPlan(128, (4, 16), 5)},
+    AblationPlan: {"full": AblationPlan(128, (4, 8, 16, 24, 32), 5, 2, 3, 0),
+                   "thesis": AblationPlan(128, (4, 16), 5, queue_problems=0)},
     PolicyPlan: {"full": _POLICIES, "thesis": _POLICIES},
     StrategyPlan: {"full": StrategyPlan((1072, 640, 320), (4, 16, 64), 1),
                    "thesis": StrategyPlan(128, (4, 16, 64), 5)},

@@ -23,6 +23,7 @@ from workbench.experiments.provenance import counted
 from workbench.experiments.runs import FINISHED, INFEASIBLE, load_table
 from workbench.experiments.settings import CONTINUOUS, TIMED
 from workbench.experiments.statistics import (
+    DRAWS,
     Interval,
     Rates,
     Tables,
@@ -386,6 +387,7 @@ def ablation_rows(study: Study) -> pd.DataFrame:
 
 HARD = 4
 """The lowest of the levels that are called hard."""
+ONE_ROUND = ("best_of_n", "self_consistency")
 EASIER, HARDER = f"levels to {HARD - 1}", f"levels from {HARD}"
 
 
@@ -404,6 +406,8 @@ def strategy_rows(study: Study) -> pd.DataFrame:
         right: Any = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
         for (n, name), own in problems.groupby(["n", "strategy"], sort=False):
             cells = {key: float(own[column].mean()) for key, column in sums.items()}
+            if name in ONE_ROUND and levels != "all levels":
+                cells["seconds"] = np.nan  # a round's are divided evenly, whatever was sampled
             found = wilson(float(own["correct"].mean()), own["problem_id"].nunique())
             best = str(right[n].mean().idxmax())
             ahead = (right[n][best] - right[n][name]).dropna()
@@ -435,9 +439,11 @@ def _cache_cells(runs: pd.DataFrame) -> Row:
     return cells
 
 
-def gains_by_level(study: Study) -> dict[str, Interval]:
+def gains_by_level(study: Study) -> tuple[dict[str, Interval], float]:
     """What accuracy gains from the fewest beams to the most, on the problems that both have and as
-    a mean over strategies: at the easier levels, at the harder, and `more`, harder less easier.
+    a mean over strategies: at the easier levels, at the harder, and `more`, harder less easier. And
+    the chance of a difference as large if levels did not matter (a permutation test): of few
+    problems the bootstrap sees too much.
     """
     problems = by_levels(study)["all levels"]
     right = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
@@ -451,7 +457,11 @@ def gains_by_level(study: Study) -> dict[str, Interval]:
         "more": lambda a, easy, b, hard: b / hard - a / easy,
     }
     columns = gain * easy, easy, gain * hard, hard
-    return {name: bootstrap(columns, list(gain.index), part) for name, part in parts.items()}
+    found = {name: bootstrap(columns, list(gain.index), part) for name, part in parts.items()}
+    draw, apart = np.random.default_rng(0), list[float]()
+    for each in (hard, *(draw.permutation(hard) for _ in range(DRAWS))):
+        apart.append(abs(gain[each].mean() - gain[~each].mean()))
+    return found, float(np.mean(np.array(apart) >= apart[0] - 1e-9))
 
 
 def _mean(problems: pd.DataFrame, column: str) -> Interval:

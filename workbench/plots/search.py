@@ -49,7 +49,8 @@ STRATEGIES = {
 _STRATEGIES_CAPTION = (
     "Accuracy of each search strategy against the tokens that it samples for a problem (left) and "
     "against seconds (right), those of the one machine named with the runs; a line leads from few "
-    "beams to many, a grey one without a search. Bars: 95 % intervals (Wilson) of as many trials "
+    "beams to many, a grey one without a search. A round's seconds are divided evenly, so what is "
+    "sampled in one round has none by level. Bars: 95 % intervals (Wilson) of as many trials "
     "as there are problems; differences between strategies, on the same ones, are surer. Many "
     "sample about as many tokens, so there each is drawn aside, by up to a quarter of them."
 )

@@ -21,6 +21,7 @@ from workbench.config import SweepConfig, format_size, require_known
 from workbench.errors import RunStoreError, nearest
 from workbench.experiments import plans, settings
 from workbench.experiments import rows as study_rows
+from workbench.experiments.provenance import counted
 from workbench.experiments.runs import FINISHED, compare, load_runs, load_table
 from workbench.experiments.settings import COUNTED, MEASURE, REPLAY, SENTINEL, TIMED
 from workbench.experiments.study import provenance
@@ -153,11 +154,16 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> dict[str, pd.DataFrame]:
         span = f"{shares[0]:g}" if len(shares) == 1 else f"{shares[0]:g} to {shares[-1]:g}"
         names.append(
             f"{kind} {first['llm']} + {first['prm']}, {format_size(int(first['total_memory']))}, "
-            f"n={first['n']}, {first['num_problems']} problems, share {span}, {len(rows)} runs"
+            f"n={first['n']}, {first['num_problems']} problems, share {span}, "
+            f"{counted(len(rows), 'run')}"
         )
     alike = pd.concat([r for r, name in zip(groups, names) if names.count(name) > 1] or [runs[:0]])
     telling = [str(name) for name in keys if alike[name].map(str).nunique() > 1]
-    added = ["".join(f", {each}={rows.iloc[0][each]}" for each in telling) for rows in groups]
+    told = [{each: str(rows.iloc[0][each]) for each in telling} for rows in groups]
+    added = [
+        "".join(f", {each}={value}" for each, value in own.items() if value != "nan")
+        for own in told
+    ]
     return {
         name + more if names.count(name) > 1 else name: rows
         for name, more, rows in zip(names, added, groups)
