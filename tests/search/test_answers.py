@@ -3,6 +3,7 @@
 import sys
 import time
 from itertools import combinations
+from unittest.mock import Mock
 
 import pytest
 
@@ -96,6 +97,20 @@ def test_what_takes_for_ever_is_told_apart_in_time_and_the_next_is_compared():
     assert not same_answer("7", "\\sum_{k=1}^{100000} \\frac{1}{k}")
     assert time.monotonic() - began < 3 * PROOF_SECONDS
     assert same_answer("x+1", "1+x+0")
+
+
+def test_a_proof_that_is_interrupted_spoils_no_other(monkeypatch):
+    """Ctrl-C, and then what was answered by then is compared: not by what comes late."""
+    proofs = Proofs()
+    assert proofs("x+1", "1+x+0")
+    with monkeypatch.context() as patch:
+        patch.setattr("select.select", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            proofs("2x", "3x")
+    assert proofs("x+1", "1+x+0")
+    proofs._process.kill()
+    proofs._process.wait()
+    assert proofs("x+1", "1+x+0"), "one that ended is begun anew"
 
 
 ENDLESS = ["9^" * 200 + "9", "9^{9^{9^9}}", "9^9^9", "2^{1000000000}", "((9^{999})^{999})^{999}"]

@@ -259,13 +259,12 @@ def ablation_numbers(drawn: Drawn) -> Named:
     told_slower = f"on {judged.listed(map(judged.pair_in_words, slower), '')}: {judged.OUT_OF_STEP}"
     left = [plans.MODIFICATIONS[key].said for key in tried[0] if key not in tried[1]]
     (depth,) = (c.number for c in drawn.claims if (c.key, c.rung) == ("C8", TINY))
-    dear = f", without a score cache {told['plan']['dear_seeds']}"
-    few = told["plan"]["dear_seeds"] < told["plan"]["num_seeds"]
+    own, dear = (len(told["seeds"][: told["plan"][n]]) for n in ("num_seeds", "dear_seeds"))
     return found | {
         "helping": judged.listed([plans.MODIFICATIONS[key].said for key in gains], ""),
         "ablationProblems": f"{told['plan']['num_problems']}",
-        "ablationSeeds": counted(len(told["seeds"][: told["plan"]["num_seeds"]]), "seed")
-        + dear * few,
+        "ablationSeeds": counted(own, "seed")
+        + (f", without a score cache {dear}" if dear < own else ""),
         "farTried": f"{len(tried[1])} of the {len(tried[0])}, all but {judged.listed(left, '')},",
         "farAblationProblems": drawn.said("modifications", OF_REPLAY),
         "ablationInFlight": f"{told['min_problem_batch']}",

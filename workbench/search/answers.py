@@ -131,13 +131,19 @@ class Proofs:
     def __call__(self, reference: str, given: str) -> bool:
         """Whether they are equal, as far as can be told in time."""
         with self._lock:
-            if self._process is None or self._owner != os.getpid():  # a fork has pipes of its own
-                self._process, self._owner = self._started(), os.getpid()
-            found = self._answer(self._process, [reference, given], PROOF_SECONDS)
+            process, self._process = self._process, None  # an interrupt leaves none
+            if process is None or process.poll() is not None or self._owner != os.getpid():
+                process, self._owner = self._started(), os.getpid()  # a fork's are not its own
+            try:
+                found = self._answer(process, [reference, given], PROOF_SECONDS)
+            except BaseException:
+                process.kill()
+                raise
             if found is None:
-                self._process.kill()
-                self._process.wait()
-                self._process = None
+                process.kill()
+                process.wait()
+            else:
+                self._process = process
             return found or False
 
     def _started(self) -> subprocess.Popen[str]:
@@ -173,9 +179,6 @@ class Proofs:
             line = process.stdout.readline() if there else ""
         except BrokenPipeError:
             line = ""
-        except BaseException:  # an interrupt: what comes late is of another pair
-            process.kill()
-            raise
         return json.loads(line) if line else None
 
 
