@@ -93,10 +93,12 @@ def test_a_group_s_answers_are_all_equal_either_way_round():
 
 def test_what_takes_for_ever_is_told_apart_in_time_and_the_next_is_compared():
     """Numbers in exponents are what the guard knows; sympy has more ways to compute for ever."""
+    proofs = Proofs()
+    assert proofs("x+1", "1+x+0")  # its process is there
     began = time.monotonic()
-    assert not same_answer("7", "\\sum_{k=1}^{100000} \\frac{1}{k}")
+    assert not proofs("7", "\\sum_{k=1}^{100000} \\frac{1}{k}")
     assert time.monotonic() - began < 3 * PROOF_SECONDS
-    assert same_answer("x+1", "1+x+0")
+    assert proofs("x+1", "1+x+0")
 
 
 def test_a_proof_that_is_interrupted_spoils_no_other(monkeypatch):
