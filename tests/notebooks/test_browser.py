@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 SECONDS = 600  # for one notebook, on a busy machine
 SWEEP = {"shares": [0.3, 0.5], "num_problems": 2, "seeds": [0], "n": 4, "max_depth": 3}
 TINY = {**SWEEP, "profile": "quick", "recording": "tiny-16-n4"}
-TINY |= {"writing_shares": [0.44], "writing_num_problems": 2}  # else 48 at three shares
+TINY |= {"writing_shares": [0.44], "writing_num_problems": 2}  # else 48 at four shares
 GIVEN = {
     "live_memory_split": {"num_problems": 9, "n": 4, "max_depth": 12, "moves": [0.2], "every": 5},
     "what_if": {"recording": "tiny-16-n4", "num_replays": 7, "llm_share": 0.2},
