@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from workbench import plots
 
@@ -123,6 +124,16 @@ def test_load_and_law() -> None:
     assert len([t for t in fig.data if t.legend == "legend" and "percentile" in t.name]) == 2
     dots = {t.name: (len(t.x), t.y[0] / t.x[0]) for t in fig.data if t.mode == "markers"}
     assert dots == {"clients that ask anew": (4, 0.95), "arriving by chance": (2, 1.1)}
+
+
+@pytest.mark.parametrize("known", [0, 3])
+def test_loads_too_short_to_be_counted(known: int) -> None:
+    """The law's line spans what is known."""
+    rows = load_rows()
+    rows.loc[known:, "inside"] = np.nan
+    fig = plots.serving_load(rows)
+    law = next(t for t in fig.data if t.name == "Little's law")
+    assert np.isfinite(law.x).all() and law.x[0] < law.x[1] == 64 * 1.3
 
 
 def test_both_models_over_the_share() -> None:

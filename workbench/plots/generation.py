@@ -375,7 +375,7 @@ def serving_load(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             own = closed.assign(value=closed[f"{name}_{share}"])
             style = Style(f"{label}, {kind}", colour, dash, symbol)
             series(fig, own, "clients", style, "%{x} clients: %{y:.3g} s", 2, 1, legend="legend")
-    both = rows[["inside", "little"]].to_numpy()
+    both = rows[["inside", "little"]].stack().dropna()  # a short load's inside may not be known
     ends = [both.min() / 1.3, both.max() * 1.3]
     line = theme.capacity(ends, ends, "Little's law", legend="legend2", hoverinfo="skip")
     fig.add_trace(line, row=2, col=2)
