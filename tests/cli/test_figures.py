@@ -116,10 +116,11 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
             ["55 of 55 runs to do", "04_batching: ", "Together: ", "(02, 03, 05, 06): 30 of 30"],
             "nothing",
         ),
-        (["03"], ["is feasible in", "replayed SmolLM2 (03): 7 of 7 replays to do"], "batching"),
+        (["03"], ["is feasible in", "replayed SmolLM2 (03): nothing to replay"], "batching"),
+        (["03", "-p", "max_depth=9"], ["replayed SmolLM2 (03): 7 of 7 replays to do"], "nothing"),
         (
             ["07"],
-            ["07_modifications: 11 of 11 runs to do, about", "replayed 1B + 8B (07): 7 of 7"],
+            ["07_modifications: 11 of 11 runs to do, about", "replayed 1B + 8B (07): nothing"],
             "feasible",
         ),
         (
@@ -127,7 +128,12 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
             ["11_strategies: 18 of 18 runs to do, about"],
             "feasible",
         ),
-        (["08"], ["replayed 1B + 8B (08): 13 of 13 replays to do, about 0 min (rough)"], "(07)"),
+        (["08"], ["replayed 1B + 8B (08): nothing to replay, the committed rows"], "(07)"),
+        (
+            ["08", "-p", "budgets=[0.5]"],
+            ["replayed 1B + 8B (08): 13 of 13 replays to do, about 0 min (rough)"],
+            "nothing",
+        ),
         (["09"], ["09_missing_values: nothing to replay, the committed rows"], "to do"),
         (["09", "-p", "values=['n', 'dtype']"], ["09_missing_values: 42 of 42 replays"], "runs"),
         (["00"], [], "to do"),  # it reads no sweep

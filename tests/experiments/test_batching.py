@@ -1,6 +1,7 @@
 """The batching study: what is said of cells that ran, of those that cannot be, and of waste."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -50,7 +51,7 @@ def test_a_study_without_runs_and_cells_beside_searches_are_told(study, root, tm
 
 
 def test_rows_hold_what_cannot_be_with_its_reason(study):
-    rows = batch_rows(study.all_runs, "llm")
+    rows = batch_rows(study, "llm")
     without = rows[rows["steps_per_s"].isna()]
     assert list(without["kind"]) == [CONTINUOUS, STATIC_BATCH]
     assert "not all could decode" in without["error"].iloc[0]
@@ -59,7 +60,7 @@ def test_rows_hold_what_cannot_be_with_its_reason(study):
 
 
 def test_a_cell_s_rate_is_the_median_of_its_repetitions_with_their_range(study):
-    rows = batch_rows(study.all_runs, "prm")
+    rows = batch_rows(study, "prm")
     static = rows[(rows["kind"] == STATIC_BATCH) & (rows["max_num_seqs"] == 4)]
     assert len(static) == 1
     rates = static[["steps_per_s_low", "steps_per_s", "steps_per_s_high"]].iloc[0]
@@ -67,7 +68,8 @@ def test_a_cell_s_rate_is_the_median_of_its_repetitions_with_their_range(study):
     cells, own = study.all_runs.copy(), {"kind": STATIC_BATCH, "max_num_seqs": 4, "model": "prm"}
     first = cells[(cells[list(own)] == own).all(axis=1)].index[0]
     cells.loc[first, ["status", "error", "steps_per_s"]] = ["failed", "no cable", np.nan]
-    row = batch_rows(cells, "prm").query("kind == @STATIC_BATCH and max_num_seqs == 4").iloc[0]
+    rows = batch_rows(SimpleNamespace(all_runs=cells), "prm")
+    row = rows.query("kind == @STATIC_BATCH and max_num_seqs == 4").iloc[0]
     assert row["status"] == "finished" and pd.isna(row["error"]), "its other repetitions did"
 
 
@@ -111,7 +113,7 @@ def test_replayed_cells_answer_the_same_requests_faster_with_looser_limits(repla
     beside = runs[runs["max_num_seqs"] == 32].set_index("kind")
     assert beside.loc[UNCACHED, "engine_s"] < beside.loc[STATIC_BATCH, "engine_s"]
     assert beside.loc[STATIC_BATCH, "padding"] > 0.1
-    rows = batch_rows(replayed.all_runs, model)
+    rows = batch_rows(replayed, model)
     assert "not all could decode" in rows[rows["steps_per_s"].isna()]["error"].iloc[0]
 
 

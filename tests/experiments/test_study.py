@@ -10,13 +10,13 @@ from tests.experiments.fakes import fake_result
 from workbench.errors import ConfigError, ModelError, OutOfMemory, RunStoreError
 from workbench.experiments import study
 from workbench.experiments.execute import one_by_one
-from workbench.experiments.export import tex
+from workbench.experiments.export import read_figure, tex
 from workbench.experiments.plans import split_runs, sweep_config
 from workbench.experiments.provenance import machine_facts, this_code
-from workbench.experiments.rows import split_rows
+from workbench.experiments.rows import on_rungs, split_rows
 from workbench.experiments.statistics import sentinel_drift
 from workbench.experiments.study import preview, provenance, provenance_of, remarks
-from workbench.plots import memory_split
+from workbench.plots import FIGURES, memory_split
 from workbench.trace import write_table
 
 CONFIG = sweep_config("quick", num_problems=3, warmup_problems=0)
@@ -291,3 +291,30 @@ def test_a_figure_names_the_machine_the_rung_and_the_one_seed_that_is_drawn():
         assert part in text
     assert "A CPU" in text and "Counts carry over" in text
     assert "10 of 10 runs; 4 runs of equal work differ by up to 1.02 times" in text
+
+
+@pytest.mark.parametrize("name", ["memory_split", "prm_blocks_050", "prefix_hits", "lost_time"])
+def test_short_profiles_draw_what_is_committed_of_replayed_rungs(name, monkeypatch):
+    monkeypatch.setattr(study, "run_replayed", None)  # nothing is replayed
+    rungs = study.run_rungs("default", shares=None, n=None)
+    rows, own = on_rungs(None, rungs, name), read_figure(name)[0]
+    pd.testing.assert_frame_equal(rows, own[own["rung"] != "measured tiny"].reset_index(drop=True))
+    said = provenance_of(*rungs)
+    assert said.count("Nothing was run") == said.count("The committed rows, drawn again.") == 2
+    assert said.index("smollm2-135m") < said.index("llama-3.2-1b")
+    assert not study.committed("full", None) and not study.committed("default", None, 4)
+
+
+@pytest.mark.parametrize("name", ["critiques_replayed", "optimisation_replayed", "llm_batch"])
+def test_what_is_committed_is_kept_with_its_own_origin(name, tmp_path, monkeypatch):
+    """Of a figure of one rung; where a rung is missing the error says what brings it back."""
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # no image: that takes seconds
+    drawn, record = read_figure(name)
+    far = study.Committed(name, drawn["rung"].iloc[-1])
+    fig = FIGURES[name](far.rows(name), provenance_of(far))
+    study.keep_figure(fig, far.rows(name), name, far, tmp_path)
+    rows, kept = read_figure(name, tmp_path)
+    pd.testing.assert_frame_equal(rows, far.rows(name).reset_index(drop=True))
+    assert kept["git"] == record["git"] and kept["machine"] == record["machine"]
+    with pytest.raises(RunStoreError, match=r"of 'of Mars'.* `git checkout figures`"):
+        study.Committed(name, "of Mars").rows(name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -208,42 +208,50 @@ def _replays_left(
         own = {name: given[stem].get(name) for name in ("num_problems", "n", "max_depth")}
         return rung(profile, **own | more)
 
-    def left(found: Study, each: SweepConfig | None = None) -> tuple[int, int, float]:
-        """each: what one replay searches, where that is not the study's."""
-        count, one = len(found.missing), each or found.config
-        seconds = count * replay_seconds(one.num_problems, one.n, one.max_depth)
+    def left(
+        stem: str, names: Iterable[str], replay: Callable[..., Study], *what: Any, each: int = 0
+    ) -> tuple[int, int, float]:
+        """names: of the notebook's parameters those that bear on it; each: problems of one replay,
+        where they are not the study's.
+        """
+        if study.committed(profile, *(given[stem][name] for name in names)):
+            return 0, 0, 0.0
+        found = replay(*what, runs, compute=False, stale_ok=stale_ok)
+        count, one = len(found.missing), found.config
+        seconds = count * replay_seconds(each or one.num_problems, one.n, one.max_depth)
         return count + len(found.folders), count, seconds
 
-    look: Any = {"compute": False, "stale_ok": stale_ok}
+    sizes = "num_problems", "n", "max_depth"
     if same := [stem for stem in ON_RUNGS if stem in given]:
         shares, notebooks = given[same[0]]["shares"], ", ".join(stem[:2] for stem in same)
         pairs = {RECORDED: plans.recorded_config(profile, shares=shares)}
-        pairs[REPLAYED] = far(same[0], plans.replayed_split, shares=shares)
+        pairs[REPLAYED] = far(same[0], shares=shares)
         for rung, config in pairs.items():
-            yield f"{rung} ({notebooks})", *left(study.run_replayed(config, runs, **look))
+            found = left(same[0], (*sizes, "shares"), study.run_replayed, config)
+            yield f"{rung} ({notebooks})", *found
     if SPLIT in given:
         names = ("prm", "total_memory", "shares", "num_problems")
         asked = {name: given[SPLIT][f"writing_{name}"] for name in names}
-        asked["rung"] = plans.writing_config
+        bear = (*sizes[1:], *(f"writing_{name}" for name in names))
         for name, more in (("a PRM that scores", {}), ("a PRM that writes", plans.WRITES)):
-            found = study.run_replayed(far(SPLIT, **asked, **more), runs, **look)
-            yield f"replayed, {name} ({SPLIT[:2]})", *left(found)
+            config = far(SPLIT, plans.writing_config, **asked, **more)
+            found = left(SPLIT, bear, study.run_replayed, config)
+            yield f"replayed, {name} ({SPLIT[:2]})", *found
     if BATCHING in given:
         grid = plans.changed(GRID, given[BATCHING])
-        found = run_batches_replayed(far(BATCHING), grid, runs, **look)
-        cell = replace(found.config, num_problems=grid.batch_problems)
-        yield f"{REPLAYED} ({BATCHING[:2]})", *left(found, cell)
+        bear = (*sizes, *(name for name in given[BATCHING] if hasattr(GRID, name)))
+        what: tuple[Any, ...] = run_batches_replayed, far(BATCHING), grid
+        yield f"{REPLAYED} ({BATCHING[:2]})", *left(BATCHING, bear, *what, each=grid.batch_problems)
     if ABLATION in given:
         config = far(ABLATION)
-        ablation = plans.replayed_ablation(config)
-        found = study.run_ablation_replayed(config, ablation, runs, **look)
-        yield f"{REPLAYED} ({ABLATION[:2]})", *left(found)
+        what = study.run_ablation_replayed, config, plans.replayed_ablation(config)
+        yield f"{REPLAYED} ({ABLATION[:2]})", *left(ABLATION, sizes, *what)
     if OPTIMISATION in given:
         config = far(OPTIMISATION)
         plan = plans.plan_of(plans.PolicyPlan, profile, given[OPTIMISATION])
-        plan = plans.replayed_policies(config, plan)
-        found = study.run_policies_replayed(config, plan, runs, **look)
-        yield f"{REPLAYED} ({OPTIMISATION[:2]})", *left(found)
+        what = study.run_policies_replayed, config, plans.replayed_policies(config, plan)
+        bear = (*sizes, "budgets", "kv_shares")
+        yield f"{REPLAYED} ({OPTIMISATION[:2]})", *left(OPTIMISATION, bear, *what)
     if MISSING in given:
         own = given[MISSING]
         base = Base.of(own["asked"], own["rounds"], own["replays"])

@@ -31,6 +31,7 @@ from workbench.experiments.study import (
     CARRIES_OVER,
     DRAWN,
     NOTHING_WAS_RUN,
+    Committed,
     Folder,
     Study,
     provenance,
@@ -153,10 +154,13 @@ def run_batches_replayed(
     return run_study(config, specs, runs_dir, plan=plan, **given | options)
 
 
-def provenance_of_limits(measured: Study, replayed: Study) -> str:
+def provenance_of_limits(measured: Study, replayed: Study | Committed) -> str:
     """What stands below a figure of batch limits with a panel for each of both rungs."""
     lines = list[str]()
     for study, more in ((measured, ""), (replayed, f" {NOTHING_WAS_RUN.format(DRAWN)}")):
+        if isinstance(study, Committed):
+            lines += study.provenance
+            continue
         said = f"{cells_provenance(study.all_runs)}{more}"
         lines += provenance(study.runs, None, said).splitlines()[:-1]
     return "\n".join([*lines, CARRIES_OVER])

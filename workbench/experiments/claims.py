@@ -515,7 +515,8 @@ def against(figures: Path, committed: Path) -> list[str]:
         return ["None of these figures is among the committed ones: nothing is compared."]
     lines = [
         "A number agrees with the committed one where their 95 % intervals overlap; one without an "
-        "interval is taken as exact. Absolute rates are not compared."
+        "interval is taken as exact. Absolute rates are not compared, and replays that are the "
+        "same in both, as where the committed rows are drawn again, are not counted."
     ]
     for said, name, metric, keys in COMPARED:
         if name in here & there:
@@ -565,7 +566,11 @@ def _origin(file: Path) -> dict[str, str]:
 
 def _beside(said: str, here: Bounds, there: Bounds) -> list[str]:
     """How many intervals overlap, what one side alone has, each that does not overlap: in lines."""
-    both = [at for at in here if at in there]
+    replayed = [at for at in here if any(isinstance(v, str) and is_replayed(v) for v in at)]
+    again = [at for at in replayed if here[at] == there.get(at)]
+    both = [at for at in here if at in there and at not in again]
+    if again and len(again) == len(here) == len(there):
+        return []
     apart = [at for at in both if here[at][0] > there[at][1] or there[at][0] > here[at][1]]
     text = f"{said}: {len(both) - len(apart)} of {len(both)} agree"
     for where, own, other in (("here", here, there), ("committed", there, here)):

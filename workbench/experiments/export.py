@@ -28,7 +28,7 @@ from plotly.offline import get_plotlyjs
 
 from workbench.config import require_known
 from workbench.errors import ConfigError, RunStoreError
-from workbench.experiments.provenance import git_state, machine_facts, versions
+from workbench.experiments.provenance import git_state, machine_facts, project_root, versions
 
 PRINT_WIDTH_MM, PX_PER_MM = 150.0, 96 / 25.4
 PLOTLY_JS = "plotly.min.js"
@@ -107,6 +107,17 @@ def _kept_images(stem: Path, asked: bytes) -> tuple[bytes, bytes] | None:
         if json.loads(record).get("images") == _digest(asked, svg, pdf):
             return svg, pdf
     return None
+
+
+def read_figure(name: str, folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Rows and record of a figure in a folder, else of the project's own; else RunStoreError."""
+    for place in (folder, project_root() / "figures"):
+        if place is not None and (file := place / f"{name}.parquet").is_file():
+            record = file.with_suffix(".json").read_text(encoding="utf-8")
+            return pd.read_parquet(file), json.loads(record)
+    raise RunStoreError(
+        f"No rows of the figure {name} are stored; `workbench figures --profile full` makes them."
+    )
 
 
 def _digest(*parts: bytes) -> str:

@@ -120,22 +120,15 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     return SweepConfig.from_dict(PROFILES["thesis"] | own | overridden(overrides))
 
 
-def replayed_split(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """For the memory split: by default, too, so many problems that some wait."""
-    queued = {"num_problems": SIZES["full"][0]} if profile == "default" else {}
-    return replayed_config(profile, **queued | overridden(overrides))
-
-
-WRITING = {"prm": "qwen2.5-1.5b-instruct", "total_memory": "8GiB", "num_problems": IN_FLIGHT}
-WRITING_SHARES = (0.31, 0.34, 0.38, 0.44, 0.5, 0.56, 0.62)
+WRITING = {"prm": "qwen2.5-1.5b-instruct", "total_memory": "8GiB", "num_problems": IN_FLIGHT,
+           "shares": (0.31, 0.34, 0.38, 0.44, 0.5, 0.56, 0.62)}  # fmt: skip
 WRITES = {"prm_format": "thinkprm", "critiques": 1, "critique_tokens": 512}
 """A PRM that writes a critique before it scores."""
 
 
 def writing_config(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """The LLM beside a PRM small enough to write: by default at both ends and the two best."""
-    shares = WRITING_SHARES if profile in SIZES else (0.31, 0.38, 0.44, 0.62)
-    return replayed_config(profile, **WRITING | {"shares": shares} | overridden(overrides))
+    """The LLM beside a PRM small enough to write."""
+    return replayed_config(profile, **WRITING | overridden(overrides))
 
 
 # -- the memory split --

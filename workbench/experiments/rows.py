@@ -37,7 +37,14 @@ from workbench.experiments.statistics import (
     upper_bound_of_none,
     wilson,
 )
-from workbench.experiments.study import CARRIES_OVER, COMPARED_SHARES, Study, rung, rung_of
+from workbench.experiments.study import (
+    CARRIES_OVER,
+    COMPARED_SHARES,
+    Committed,
+    Study,
+    rung,
+    rung_of,
+)
 from workbench.models.registry import model_spec
 from workbench.replay.answers import Answers
 from workbench.replay.devices import load_device
@@ -285,10 +292,11 @@ CELL = ["model", "kind", "max_num_seqs", "max_num_batched_tokens"]
 CELL_RATES = ["tokens_per_s", "steps_per_s", "padding", "waste", "most_running", "kv_blocks"]
 
 
-def batch_rows(cells: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Rows of plots.batch_limits: one a cell of one model, also those that cannot be; medians and
-    the range over repetitions. cells: all runs of the batching study.
+def batch_rows(study: Any, model: str) -> pd.DataFrame:
+    """Rows of plots.batch_limits, of the batching study: one a cell of one model, also those that
+    cannot be; medians and the range over repetitions.
     """
+    cells = study.all_runs
     own = cells[(cells["model"] == model) & (cells["role"] == TIMED)]
     whole = own[own["kind"] == CONTINUOUS]
     limits = product(*(whole[name].unique() for name in plans.LIMITS[:2]))
@@ -458,10 +466,10 @@ def gains_by_level(study: Study) -> tuple[dict[str, Interval], float]:
     }
     columns = gain * easy, easy, gain * hard, hard
     found = {name: bootstrap(columns, list(gain.index), part) for name, part in parts.items()}
-    draw, apart = np.random.default_rng(0), list[float]()
-    for each in (hard, *(draw.permutation(hard) for _ in range(DRAWS))):
-        apart.append(abs(gain[each].mean() - gain[~each].mean()))
-    return found, float(np.mean(np.array(apart) >= apart[0] - 1e-9))
+    draw, values, is_hard = np.random.default_rng(0), gain.to_numpy(), hard.to_numpy()
+    dealt = [is_hard, *(draw.permutation(is_hard) for _ in range(DRAWS))]
+    apart = np.abs([values[each].mean() - values[~each].mean() for each in dealt])
+    return found, float(np.mean(apart >= apart[0] - 1e-9))
 
 
 def _mean(problems: pd.DataFrame, column: str) -> Interval:
@@ -670,12 +678,21 @@ def pressure_rows(sweep: Any) -> pd.DataFrame:
     rows["need"] = rows["model"].map(need * config.block_size)
     fits = [feasibility(settings.RunSpec(config, share, 0)) for share in COMPARED_SHARES]
     rows["room"] = [at.blocks(model) * config.block_size for at in fits for model in ENGINES]
-    return rows.assign(ratio=rows["need"] / rows["room"])
+    return rows.assign(ratio=rows["need"] / rows["room"], rung=rung(sweep.runs))
 
 
-def on_rungs(view: Callable[[Any], pd.DataFrame], sweeps: Sequence[Tables]) -> pd.DataFrame:
-    """Rows of a figure with a panel for each rung: those of each sweep, with a column rung."""
-    parts = [view(sweep).assign(rung=rung(sweep.runs)) for sweep in sweeps]
+def on_rungs(
+    view: Callable[[Any], pd.DataFrame], studies: Sequence[Tables | Committed], figure: str
+) -> pd.DataFrame:
+    """Rows of a figure with a panel for each rung: a view of each study, or what is committed of
+    this figure, with a column rung.
+    """
+    parts = [
+        each.rows(figure)
+        if isinstance(each, Committed)
+        else view(each).assign(rung=rung(each.runs))
+        for each in studies
+    ]
     return pd.concat(parts, ignore_index=True)
 
 

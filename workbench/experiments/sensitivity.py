@@ -8,7 +8,6 @@ replay but arithmetic over those of what is taken.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -18,10 +17,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from workbench.config import format_size, parse_size, require_known
-from workbench.errors import ConfigError, OutOfMemory, RunStoreError
+from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.backends import Backend
+from workbench.experiments.export import read_figure
 from workbench.experiments.plans import EVERY_SHARE, PROFILES, sweep_config
-from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import (
     REPLAYED,
     THESIS_SHARE,
@@ -338,15 +337,8 @@ def token_times(asked: Question) -> pd.DataFrame:
 
 
 def stored(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows and record of the figure in a folder, else the committed ones; else RunStoreError."""
-    for place in (folder, project_root() / "figures"):
-        if place is not None and (file := place / f"{FIGURE}.parquet").is_file():
-            record = file.with_suffix(".json").read_text(encoding="utf-8")
-            return pd.read_parquet(file), json.loads(record)
-    raise RunStoreError(
-        "No rows of the missing values are stored; `workbench figures 09 --profile full` replays "
-        "them."
-    )
+    """Rows and record of the figure, as read_figure finds them."""
+    return read_figure(FIGURE, folder)
 
 
 def missing_values(rows: pd.DataFrame, record: Mapping[str, Any] | None = None) -> pd.DataFrame:

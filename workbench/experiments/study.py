@@ -26,7 +26,7 @@ from workbench.experiments import execute as carry_out
 from workbench.experiments import plans, settings
 from workbench.experiments import runs as stored
 from workbench.experiments.backends import Backend
-from workbench.experiments.export import SavedFigure, save_figure
+from workbench.experiments.export import SavedFigure, read_figure, save_figure
 from workbench.experiments.memory import ENGINES, FeasibleShares, feasibility, shares_of
 from workbench.experiments.plans import NONE, Plan
 from workbench.experiments.provenance import (
@@ -302,6 +302,44 @@ COMPARED_SHARES = (0.08, settings.THESIS_SHARE, 0.5)
 """At which rungs are compared: both ends of the axis, and the thesis's share."""
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A replayed rung as the project's figures have it: drawn again, nothing is replayed. figure:
+    the one whose provenance tells of it.
+    """
+
+    figure: str
+    rung: str = settings.REPLAYED
+
+    def rows(self, figure: str) -> pd.DataFrame:
+        """Its rows of a figure; RunStoreError where there are none."""
+        rows = read_figure(figure)[0]
+        if not (rows["rung"] == self.rung).any():
+            raise RunStoreError(
+                f"Figure {figure} has no rows of {self.rung!r}, which this profile draws again; "
+                "`git checkout figures` brings the committed ones back, `--profile full` replays."
+            )
+        return rows[rows["rung"] == self.rung]
+
+    @property
+    def provenance(self) -> list[str]:
+        """The figure's lines about it, and that its rows are not new."""
+        lines = read_figure(self.figure)[1]["parameters"]["provenance"].splitlines()
+        first = next(number for number, line in enumerate(lines) if f"({self.rung})" in line)
+        models, sample, note = lines[first : first + 3]
+        return [models, sample, f"{note.removesuffix(DRAWN_AGAIN)}{DRAWN_AGAIN}"]
+
+
+DRAWN_AGAIN = " The committed rows, drawn again."
+
+
+def committed(profile: str, *given: Any) -> bool:
+    """Whether a profile draws what is committed of replayed rungs: a short one that is given
+    nothing (None) that bears on them.
+    """
+    return profile not in plans.SIZES and all(each is None for each in given)
+
+
 def run_rungs(
     profile: str,
     runs_dir: Folder = None,
@@ -310,18 +348,21 @@ def run_rungs(
     stale_ok: bool = False,
     retry_failed: bool = False,
     **sizes: Any,
-) -> list[Study]:
+) -> list[Study | Committed]:
     """The rungs beside the embedded pair's: SmolLM2 over its recording, replayed and in the full
-    profile also measured at three shares; the thesis's pair, replayed.
+    profile also measured at three shares; the thesis's pair, replayed. Short profiles draw what is
+    committed of both.
 
     shares: default the profile's. sizes: settings of the thesis's pair; None: its own.
     """
+    if committed(profile, shares, *sizes.values()):
+        return [Committed("memory_split", at) for at in (settings.RECORDED, settings.REPLAYED)]
     how: Any = {"stale_ok": stale_ok, "retry_failed": retry_failed}
     found = [run_replayed(plans.recorded_config(profile, shares=shares), runs_dir, **how)]
     if profile == "full":
         few = plans.recorded_config(profile, shares=COMPARED_SHARES)
         found.insert(0, run_sweep(few, runs_dir, **how))
-    thesis = plans.replayed_split(profile, shares=shares, **sizes)
+    thesis = plans.replayed_config(profile, shares=shares, **sizes)
     return [*found, run_replayed(thesis, runs_dir, **how)]
 
 
@@ -479,6 +520,9 @@ def provenance_of(
     """
     lines, last = list[str](), list[str]()
     for study in studies:
+        if isinstance(study, Committed):
+            lines += study.provenance
+            continue
         at, drawn = rung(study.runs), seed
         is_sweep = getattr(study, "plan", None) is None
         note = f"{completeness(study)}; " if is_sweep else study.failures
@@ -490,8 +534,9 @@ def provenance_of(
             note += f"{noise_of(study.all_runs)}."
             last = [CARRIES_OVER]
         lines += provenance(study.runs, drawn, note, beside=beside).splitlines()[:-1]
-    together = commits_of(pd.concat([study.runs for study in studies]))
-    if together and len(studies) > 1:
+    own = [study.runs for study in studies if not isinstance(study, Committed)]
+    together = commits_of(pd.concat(own)) if len(own) > 1 else ""
+    if together:
         lines.append(f"All panels: {together[2:]}.")
     return "\n".join([*lines, *last])
 
@@ -570,6 +615,9 @@ def keep_figure(
 ) -> SavedFigure:
     """Save a figure of the study in `folder` (default: its home, or that of the study `beside`)."""
     place = Path(folder or figures_home(study if beside is None else beside, usual))
+    if isinstance(study, Committed):
+        record = read_figure(name)[1]
+        return save_figure(fig, rows, name, place, record["parameters"], measured=record)
     first = json.loads(study.runs.iloc[[0]].to_json(orient="records", double_precision=15))[0]
     measured = {"versions": json.loads(first["versions"])}
     for about in ("machine_", "git_"):

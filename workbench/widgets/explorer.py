@@ -180,8 +180,8 @@ OF_SEARCHES: dict[str, Figure] = {
     "lost_time": (lambda pick, _: study_rows.lost_time_rows(pick), plots.lost_time),
 }
 OF_BATCHES: dict[str, Figure] = {
-    "llm_batch": (lambda pick, _: study_rows.batch_rows(pick.all_runs, "llm"), plots.batch_limits),
-    "prm_batch": (lambda pick, _: study_rows.batch_rows(pick.all_runs, "prm"), plots.batch_limits),
+    "llm_batch": (lambda pick, _: study_rows.batch_rows(pick, "llm"), plots.batch_limits),
+    "prm_batch": (lambda pick, _: study_rows.batch_rows(pick, "prm"), plots.batch_limits),
 }
 AT_ONE_SHARE = ("prm_blocks",)
 
