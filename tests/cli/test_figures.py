@@ -10,7 +10,7 @@ import pytest
 
 from tests.experiments.fakes import fake_result
 from workbench.cli import main
-from workbench.cli.study import report
+from workbench.cli.study import home_of, report
 from workbench.experiments.backends import Backend
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.notebooks import notebook_files
@@ -278,3 +278,13 @@ def test_every_column_of_a_run_is_shown_whole(broken, tmp_path, capsys):
     (folder,) = (tmp_path / "runs").glob("split-0.500*")
     assert all(name in shown for name in pd.read_parquet(folder / "runs.parquet").columns)
     assert "…" not in shown
+
+
+def test_a_report_is_of_the_folder_that_was_drawn_into(tmp_path, monkeypatch):
+    """A parameter set to its usual value changes no figure, and so no folder."""
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
+    changed, given = tmp_path / "build/figures/default-changed", {"depth_limits": [4]}
+    assert home_of("default", given, None) == tmp_path / "figures"
+    changed.mkdir(parents=True)
+    assert home_of("default", given, None) == changed
+    assert home_of("default", {}, None) == tmp_path / "figures"

@@ -142,6 +142,8 @@ def test_c8_is_a_rule_over_the_accuracy_gained_at_the_greatest_limit():
     same = finishing_claim(rows.assign(value=[0.2, 0.9, 0.5, 0.5], num_problems=5))
     assert same.verdict == "depends on"
     assert "+0.70 at a limit of 4 steps; +0.00 at a limit of 40 steps [-0.45, 0.45]" in same.number
+    unfinished = finishing_claim(rows.assign(metric="gain", value=1.0, num_problems=5))
+    assert unfinished.verdict == "not testable here"
     more = finishing_claim(rows.assign(value=[0.5, 0.5, 0.5, 0.6], num_problems=5))
     assert more.verdict == "fails"
 

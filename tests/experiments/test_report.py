@@ -17,6 +17,8 @@ from workbench.experiments import report, sensitivity
 from workbench.experiments.settings import RECORDED, REPLAYED
 from workbench.plots import FIGURES
 
+TEMPLATE = Path(report.__file__).with_name("report.html").read_text()
+
 ROOT = Path(__file__).parents[2]
 FOLDER, REPORTS = committed_tree() / "figures", committed_tree() / "reports"
 PLAIN, FLOWING = ("static", "none"), ("marginal_value", "none")
@@ -47,7 +49,7 @@ def test_every_number_of_the_prose_is_a_macro_and_every_macro_is_quoted(drawn) -
     numbers = report.made_of(drawn, report.PARTS)
     assert set(numbers) == set(report.PARTS)
     names = [name for own in numbers.values() for name in own]
-    parsed = jinja2.Environment().parse(report.TEMPLATE.read_text())
+    parsed = jinja2.Environment().parse(TEMPLATE)
     quoted = jinja2.meta.find_undeclared_variables(parsed)
     others = {"told", "figure", "table", "verdict", "verdicts", "parameters"}
     assert sorted(names) == sorted(quoted - others)
@@ -62,7 +64,7 @@ def test_the_page_needs_nothing_beside_it_and_shows_every_figure_it_names(drawn)
     assert loaded and all(each.startswith(("data:image/svg+xml;base64,", "#")) for each in loaded)
     assert "<script" not in page and "<link" not in page
     shown = re.findall(r'<figure id="(\w+)">', page)
-    asked = re.findall(r'figure\("(\w+)"\)', report.TEMPLATE.read_text())
+    asked = re.findall(r'figure\("(\w+)"\)', TEMPLATE)
     assert shown == asked and set(shown) <= set(FIGURES)
     numbered = re.findall(r"<b>Figure (\d+), (\w+)\.</b> <span class=\"finding\">(.{20})", page)
     assert [(int(n), name) for n, name, _ in numbered] == list(enumerate(asked, 1))
@@ -203,7 +205,7 @@ def test_the_figures_of_hits_and_thrashing_give_the_verdict_of_every_pair(drawn)
 
 def test_values_that_the_thesis_gives_are_not_counted_as_open(drawn) -> None:
     named = report.missing_numbers(drawn)
-    rows = sensitivity.missing_values(sensitivity.stored()[0]).set_index("value")
+    rows = sensitivity.missing_values(*sensitivity.stored()).set_index("value")
     assert rows.loc["beam width", "thesis"] == "four"
     untried = (rows["conclusion"] == sensitivity.UNTRIED).sum()
     assert int(named["missingCount"]) == len(rows) - untried - int(named["givenCount"])
@@ -311,7 +313,7 @@ def test_the_page_says_of_policy_and_size_what_notebook_06_finds_in_the_rows(dra
     blame, told = judged.policy_or_size(drawn.rows("miss_ratio"))
     page = " ".join((REPORTS / "study.html").read_text().split())
     assert f"{blame.capitalize()}: {told}" in page
-    assert "matter" not in report.TEMPLATE.read_text(), "the rows say it, not the template"
+    assert "matter" not in TEMPLATE, "the rows say it, not the template"
 
 
 def split_folder(place: Path, shares=(0.2, 0.3, 0.5), end=0.8, peak=(0.3, 0.3), **told) -> Path:
@@ -401,3 +403,16 @@ def test_the_committed_figures_are_not_compared_with_themselves(tmp_path) -> Non
     assert len(lines) == len(judged.COMPARED) + 2  # the rule, settings
     split = pd.read_parquet(FOLDER / "memory_split.parquet").query("metric == 'tokens_per_s'")
     assert f"{(split['rung'] == report.TINY).sum()} of" in lines[1], "equal replays are no evidence"
+
+
+@pytest.mark.parametrize("drawn", [("lost_time",), ("lost_time", "sensitivity")])
+def test_a_project_with_few_figures_has_a_report_of_these(drawn, tmp_path, monkeypatch) -> None:
+    """Parts of the page without figures are left out, and claims.md without the blocks'."""
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
+    for name in ("memory_split", *drawn):
+        for file in FOLDER.glob(f"{name}.*"):
+            (tmp_path / "figures").mkdir(exist_ok=True)
+            shutil.copy(file, tmp_path / "figures")
+    made = report.write_report(tmp_path / "figures")
+    assert made.is_relative_to(tmp_path) and "fastest" in made.read_text()
+    assert not list(tmp_path.glob("**/claims.md"))

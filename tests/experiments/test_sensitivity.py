@@ -1,6 +1,6 @@
 """Missing values, each set otherwise: replays, what they come to, what the table says of them."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -89,7 +89,7 @@ def test_a_conclusion_depends_on_a_value_where_a_setting_breaks_one_of_its_three
 
 def test_every_missing_value_has_a_conclusion_with_its_numbers_and_none_is_open() -> None:
     """Of the committed rows; what is taken is what the profiles set."""
-    table = missing_values(sensitivity.stored()[0])
+    table = missing_values(*sensitivity.stored())
     assert list(table["value"]) == [value.name for value in sensitivity.values()]
     assert set(table["conclusion"]) <= {sensitivity.SURVIVES, DEPENDS, UNTRIED}
     assert table["told"].str.contains(r"\d").all()
@@ -138,7 +138,6 @@ def test_what_is_asked_otherwise_is_what_is_told_to_be_taken() -> None:
     assert taken["n"] == "16 (tiny), 64 (thesis scale)"
     assert taken["problems in flight"].endswith("24 (thesis scale)")
     assert taken["depth of the search"] == "the first 16" and "h100 (thesis" in taken["GPU"]
-    assert Base.made_with(asdict(base)) == base
     (row,) = base.replayed("problems in flight", Setting("96", {"in_flight": 96})).to_dict(
         "records"
     )

@@ -268,7 +268,8 @@ def home_of(profile: str, parameters: Mapping[str, Any], sweep: Study | None) ->
         return project_root() / str(folder)
     if sweep is not None:
         return figures_home(sweep)
-    return profile_figures(f"{profile}-changed" if parameters else profile)
+    changed = profile_figures(f"{profile}-changed")
+    return changed if parameters and changed.is_dir() else profile_figures(profile)
 
 
 def report(folder: Path, executed: list[Path]) -> None:

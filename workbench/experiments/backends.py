@@ -349,11 +349,10 @@ def _carry_out(group: Group, threads: int) -> None:
 def _follow_parent() -> None:
     """An interrupt is for the parent to handle; where that is gone, so is its worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    parent: Any = parent_process()
 
+    def end_with_parent() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)
+    Thread(target=end_with_parent, daemon=True).start()

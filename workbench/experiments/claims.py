@@ -324,7 +324,10 @@ def finishing_claim(rows: pd.DataFrame) -> Claim:
     bound is that of a rate never seen in so many problems.
     """
     wide = rows.pivot_table(index="max_depth", columns="metric", values="value")
+    wide = wide.reindex(columns=["finishes", "stops"])
     gains = (wide["finishes"] - wide["stops"]).dropna()
+    if gains.empty:
+        return Claim("C8", CLAIMS["C8"][0], UNTESTED, "no run of both endings finished", "")
     num_problems = int(rows["num_problems"].iloc[0])
     bound = upper_bound_of_none(num_problems)
     told = [f"{gain:+.2f} at a limit of {at} steps" for at, gain in gains.items()]

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pandas as pd
 import plotly
 import plotly.graph_objects as go
@@ -69,7 +70,6 @@ def save_figure(
     for number, trace in enumerate(fixed.data):
         trace.uid = f"trace{number}"  # plotly would draw names inside at random
     paper = print_version(fixed, width_mm)
-    place.mkdir(parents=True, exist_ok=True)
     share_plotly_js(place)
     here: dict[str, Any] = {"versions": versions, "git": git_state, "machine": machine_facts}
     record = {key: measured[key] if measured else found() for key, found in here.items()}
@@ -110,14 +110,14 @@ def _kept_images(stem: Path, asked: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read_figure(name: str, folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows and record of a figure in a folder, else of the project's own; else RunStoreError."""
-    for place in (folder, project_root() / "figures"):
-        if place is not None and (file := place / f"{name}.parquet").is_file():
-            record = file.with_suffix(".json").read_text(encoding="utf-8")
-            return pd.read_parquet(file), json.loads(record)
-    raise RunStoreError(
-        f"No rows of the figure {name} are stored; `workbench figures --profile full` makes them."
-    )
+    """Rows and record of a figure in a folder (default: the project's); else RunStoreError."""
+    place = folder or project_root() / "figures"
+    rows, record = (place / f"{name}{ending}" for ending in (".parquet", ".json"))
+    if not (rows.is_file() and record.is_file()):
+        raise RunStoreError(
+            f"Figure {name!r} has no stored rows in {place.name}/; run `workbench figures` first."
+        )
+    return pd.read_parquet(rows), json.loads(record.read_text(encoding="utf-8"))
 
 
 def _digest(*parts: bytes) -> str:
@@ -139,18 +139,10 @@ def replot(
     called with each figure before it is saved, to give it other labels. ConfigError for one
     unknown, RunStoreError for one never drawn.
     """
-    place, stored = Path(folder), {}
+    place, saved = Path(folder), []
     require_known(names or (), list(figures), "The study", "figure")
-    for name in names or [name for name in figures if (place / f"{name}.parquet").is_file()]:
-        stored[name] = files = [place / f"{name}{ending}" for ending in (".parquet", ".json")]
-        if not all(file.is_file() for file in files):
-            raise RunStoreError(
-                f"Figure {name!r} has no stored rows in {place.name}/; run `workbench figures` "
-                "first."
-            )
-    saved = []
-    for name, (table, origin) in stored.items():
-        rows, record = pd.read_parquet(table), json.loads(origin.read_text(encoding="utf-8"))
+    wanted = names or [name for name in figures if (place / f"{name}.parquet").is_file()]
+    for name, (rows, record) in {name: read_figure(name, place) for name in wanted}.items():
         told = record["parameters"]
         fig = figures[name](rows, told["provenance"])
         if change is not None:
@@ -167,22 +159,13 @@ def _said(fig: go.Figure, what: str) -> str:
 
 def document(title: str, body: str) -> str:
     """An HTML page that loads the plotly.js beside it."""
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{html.escape(title)}</title>
-<script src="{PLOTLY_JS}"></script>
-<style>
-body {{ font-family: Arial, sans-serif; max-width: 1000px; margin: 1em auto; padding: 0 1em; }}
-figure {{ margin: 0; }} figcaption {{ font-size: .85em; color: #333; padding: 0 1em; }}
-</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+    return filled("figure.html", title=title, script=PLOTLY_JS, body=body) + "\n"
+
+
+def filled(template: str, **quoted: Any) -> str:
+    """One of the templates beside this module with what it quotes; StrictUndefined for less."""
+    text = Path(__file__).with_name(template).read_text("utf-8")
+    return jinja2.Template(text, undefined=jinja2.StrictUndefined).render(**quoted)
 
 
 def drawing(fig: go.Figure, name: str) -> str:
@@ -232,6 +215,7 @@ def share_plotly_js(folder: Path) -> str:
 
 def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Write all files aside first, then rename each: none is ever half written."""
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
         for name, content in contents.items():
             (Path(aside) / name).write_bytes(content)

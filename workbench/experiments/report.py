@@ -19,19 +19,18 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 
 from workbench.config import format_size, parse_size
+from workbench.errors import RunStoreError
 from workbench.experiments import claims as judged
 from workbench.experiments import plans, sensitivity, settings
-from workbench.experiments.export import tex_escaped, write_together
+from workbench.experiments.export import filled, tex_escaped, write_together
 from workbench.experiments.plans import sweep_config
 from workbench.experiments.provenance import counted, project_root
 from workbench.experiments.settings import RECORDED, REPLAYED, THESIS_SHARE
 from workbench.models.registry import model_spec
 
-TEMPLATE = Path(__file__).with_name("report.html")
 TINY = "measured tiny"
 PAIRS = {TINY: "tiny", RECORDED: "smol", REPLAYED: "far"}
 """The pairs of models as rows name them, and how the names of their numbers begin."""
@@ -449,7 +448,9 @@ def made_of(drawn: Drawn, makers: Mapping[str, Callable[[Drawn], Any]]) -> dict[
     """What PARTS or TABLES make of the figures, without those whose figures are not all drawn."""
     found = {}
     for name, make in makers.items():
-        with suppress(LookupError, FileNotFoundError):  # what did not run has no rows
+        with suppress(
+            LookupError, FileNotFoundError, RunStoreError
+        ):  # what did not run has no rows
             found[name] = make(drawn)
     return found
 
@@ -598,58 +599,33 @@ def macro(name: str) -> str:
     return f"wb{name[0].upper()}{name[1:]}"
 
 
-def claims_page(drawn: Drawn) -> str:
+def claims_page(drawn: Drawn, numbers: Named) -> str:
     """The claims as Markdown, for reports/, and what was taken for missing values."""
-
-    def table(rows: pd.DataFrame) -> str:
-        head, *lines = (f"| {' | '.join(row)} |\n" for row in (rows.columns, *rows.to_numpy()))
-        return "".join([head, "|---" * len(rows.columns) + "|\n", *lines])
-
-    claims, numbers = claims_table(drawn), claim_numbers(drawn)
-    provenance = drawn.parameters("memory_split")["provenance"].replace("\n", " ")
+    claims, needs = claims_table(drawn), judged.prm_need(drawn.folder).items()
     claims["verdict"] = "**" + claims["verdict"] + "**"
     links = "[" + claims["figure"] + "](../figures/" + claims["figure"] + ".svg)"
     claims["figure"] = links.where(claims["figure"] != "", "")
-    needs = judged.prm_need(drawn.folder).items()
-    need = ", ".join(f"{ratio:.2f} on {judged.pair_in_words(str(at))}" for at, ratio in needs)
-    return f"""\
-# What the thesis claims, and what was found
-
-Written by `workbench figures` (and `--replot`) from the rows beside each figure; the rules stand in
-`workbench/experiments/claims.py`. *Depends on*: true at some settings only, or the interval spans
-the rule's threshold; the number says on what. *Replayed*: scheduler and caches ran on recorded or
-assumed tokens, and a cost model gave the seconds.
-
-{provenance}
-
-{table(claims)}
-## Do the pairs agree?
-
-{numbers["rungsAgree"]}
-
-{numbers["agreementChosen"]} The most blocks that the PRM uses at once at 0.3, over those it has at
-0.50: {need}.
-
-## What the thesis leaves open, and what is taken instead
-
-*Survives*: at every setting tried a share of 0.3 loses at most 2 % to the best, and both ends of
-the interval more than 2 %; ranges are over the settings (1B + 8B, replayed: see
-[sensitivity](../figures/sensitivity.svg)). The thesis gives {", ".join(sensitivity.GIVEN)}; they
-are set otherwise as well.
-
-{table(missing_table(drawn))}"""
+    return filled(
+        "claims.md",
+        **numbers,
+        claims=claims,
+        missing=missing_table(drawn),
+        provenance=drawn.parameters("memory_split")["provenance"].replace("\n", " "),
+        need=[f"{ratio:.2f} on {judged.pair_in_words(str(at))}" for at, ratio in needs],
+        given=sensitivity.GIVEN,
+    )
 
 
 def page(drawn: Drawn, numbers: Mapping[str, Named]) -> str:
     """The report as one HTML page: images within it, nothing loaded."""
-    template = jinja2.Template(TEMPLATE.read_text("utf-8"), undefined=jinja2.StrictUndefined)
     how: Any = {"index": False, "border": 0, "classes": "data"}
     shown = {name: table.to_html(**how) for name, table in made_of(drawn, TABLES).items()}
     quoted = {n: html.escape(text) for own in numbers.values() for n, text in own.items()}
     first = {c.key: spoken(c) for c in reversed(drawn.claims)}  # of the first pair
     of_pairs = {k: spoken_of_pairs(c for c in drawn.claims if c.key == k) for k in judged.CLAIMS}
-    return template.render(
-        quoted,
+    return filled(
+        "report.html",
+        **quoted,
         told=numbers,
         figure=partial(drawn.image, numbers=count(1)),
         parameters=drawn.parameters,
@@ -671,7 +647,7 @@ def write_report(figures: Path) -> Path:
         own = {name: booktabs(name, table) for name, table in made_of(drawn, TABLES).items()}
         own["numbers"] = numbers_tex(numbers)
         texts |= {f"{name}.tex": text for name, text in own.items()}
-        if "claims" in numbers:
-            texts["claims.md"] = claims_page(drawn)
+        if {"claims", "blocks"} <= numbers.keys():
+            texts["claims.md"] = claims_page(drawn, numbers["claims"])
     write_together(place, {name: text.encode() for name, text in texts.items()})
     return place / "study.html"

@@ -21,12 +21,7 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.backends import Backend
 from workbench.experiments.export import read_figure
 from workbench.experiments.plans import EVERY_SHARE, PROFILES, sweep_config
-from workbench.experiments.settings import (
-    REPLAYED,
-    THESIS_SHARE,
-    nearest_to_thesis,
-    overridden,
-)
+from workbench.experiments.settings import REPLAYED, THESIS_SHARE, nearest_to_thesis, overridden
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
 from workbench.replay.advise import (
@@ -275,11 +270,6 @@ class Base:
             parts.append(self.swapped(parts[0]))
         return pd.concat(parts, ignore_index=True)
 
-    @classmethod
-    def made_with(cls, parameters: Mapping[str, Any]) -> Base:
-        """Of the parameters that the figure's record keeps: the fields of this, as a dictionary."""
-        return cls(Question(**parameters["asked"]), parameters["rounds"], parameters["replays"])
-
     @property
     def provenance(self) -> str:
         """What stands below the figure."""
@@ -337,22 +327,23 @@ def token_times(asked: Question) -> pd.DataFrame:
 
 
 def stored(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows and record of the figure, as read_figure finds them."""
-    return read_figure(FIGURE, folder)
+    """Rows and record of the figure in a folder, where it is not drawn there the project's own."""
+    is_there = folder is not None and (folder / f"{FIGURE}.parquet").is_file()
+    return read_figure(FIGURE, folder if is_there else None)
 
 
-def missing_values(rows: pd.DataFrame, record: Mapping[str, Any] | None = None) -> pd.DataFrame:
+def missing_values(rows: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
     """One row a value: value, thesis, taken, why, tried (other settings), conclusion (SURVIVES,
     DEPENDS or UNTRIED) and told (the numbers), of rows of plots.sensitivity that were replayed.
-    record: of their figure; None: what is compared with is what usually is.
+    record: of their figure.
 
     The conclusion: 0.3 lies on the plateau, and both ends of the interval lose more than 2 %.
     """
     free = rows[rows["what"] == NO_LIMIT].groupby(["value", "setting"])["tokens_per_s"].max()
     own, found = rows[rows["kind"] == "setting"], list[dict[str, Any]]()
     own = own.join(free.rename("no_limit"), on=["value", "setting"])
-    taken = own[own["value"] == TAKEN].iloc[0]
-    for value in values(Base.made_with(record["parameters"]) if record else None):
+    taken, told = own[own["value"] == TAKEN].iloc[0], record["parameters"]
+    for value in values(Base(Question(**told["asked"]), told["rounds"], told["replays"])):
         tried = own[own["value"] == value.name]
         if value.name == WHOSE:
             low, high = 1 - taken["feasible_high"], 1 - taken["feasible_low"]
