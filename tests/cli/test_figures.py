@@ -178,10 +178,10 @@ def test_what_no_notebook_has_is_refused_before_anything_runs(words, said, how, 
 
 def test_a_replot_runs_nothing_and_takes_no_parameter_of_a_run(calls, monkeypatch, capsys):
     assert main(["figures", "--replot", "memory_split"]) == 0
-    assert [name for name, _ in calls] == ["replot"]
+    assert [name for name, _ in calls] == ["replot", "write_report"]
     assert main(["figures", "--replot", "--dry-run"]) == 2
     assert main(["figures", "--replot", "-p", "n=4"]) == 2
-    assert "takes no -p n" in capsys.readouterr().err
+    assert "no parameter 'n'" in capsys.readouterr().err
 
 
 def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, calls, monkeypatch, capsys):

@@ -114,6 +114,8 @@ def test_stored_rows_are_drawn_again_with_the_machine_they_were_measured_on(tmp_
 def test_a_figure_that_is_unknown_or_was_never_drawn_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(ConfigError, match="Did you mean 'memory_split'"):
         export.replot(tmp_path, FIGURES, ["memory_spilt"])
+    with pytest.raises(RunStoreError, match="No figure has stored rows"):
+        export.replot(tmp_path / "none", FIGURES)
     with pytest.raises(RunStoreError, match="run `workbench figures` first"):
         export.replot(tmp_path, FIGURES, ["memory_split"])
 

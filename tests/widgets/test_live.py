@@ -10,7 +10,7 @@ from tests.widgets.conftest import HOSTILE
 from workbench.search.problems import load_problems
 from workbench.search.strategies import BeamSearch
 from workbench.widgets.live import LiveView, figure_rows, in_words, live_figure
-from workbench.widgets.live_search import LiveSearch, move_while_it_runs, shared_pair
+from workbench.widgets.live_search import LiveSearch, SharedPair, move_while_it_runs
 
 GIVEN = {"n": 4, "seed": 0}
 
@@ -18,7 +18,7 @@ GIVEN = {"n": 4, "seed": 0}
 @pytest.fixture(scope="module")
 def searched():
     """A search of one problem, finished, with one move in it."""
-    pair = shared_pair(memory="4MiB", kv_share=0.4, max_num_seqs=16, max_num_batched_tokens=512)
+    pair = SharedPair(memory="4MiB", kv_share=0.4, max_num_seqs=16, max_num_batched_tokens=512)
     strategy = BeamSearch(n=4, beam_width=2, max_depth=3)
     found = LiveSearch(load_problems("tiny", limit=1), pair, strategy=strategy)
     move_while_it_runs(found, [0.3], every=3)

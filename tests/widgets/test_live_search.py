@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from workbench.bench.identity import nodes_of
 from workbench.errors import ConfigError
 from workbench.search.problems import load_problems
 from workbench.search.strategies import BeamSearch
@@ -19,7 +20,7 @@ LIMITS = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
 
 @pytest.fixture(scope="module")
 def pair():
-    return ls.shared_pair(memory="4MiB", kv_share=0.4, **LIMITS)
+    return ls.SharedPair(memory="4MiB", kv_share=0.4, **LIMITS)
 
 
 def small(pair, problems=3, max_depth=8, **settings):
@@ -40,7 +41,7 @@ def assert_at_rest(live):
     live.pair.arena.check()
     assert not live.is_alive
     assert not [t for t in threading.enumerate() if t.name == "live search"]
-    for engine in live.pair.engines:
+    for engine in live.pair.engines.values():
         assert engine.cache.num_active == 0
         assert not engine.has_work
 
@@ -73,7 +74,7 @@ def test_fifty_moves_change_no_token_and_leave_an_event_loop_free(pair, undistur
     assert (len(states), set(states[:-1])) == (50, {"running"})
     gaps = [after - before for before, after in pairwise(turns)]
     assert max(gaps) < min(LONGEST_GAP_S, sum(gaps) / 2), "the loop is held while it searches"
-    assert ls.different_nodes(undisturbed, result) == 0
+    assert nodes_of(undisturbed) == nodes_of(result)
     assert_at_rest(live)
 
 
@@ -116,7 +117,7 @@ def test_a_paused_search_takes_no_step_and_its_clock_stands(pair, undisturbed):
     live.stop()
     assert (live.state, live.is_paused) == ("stopped", False)
     live.start()
-    assert ls.different_nodes(undisturbed, live.wait()) == 0
+    assert nodes_of(undisturbed) == nodes_of(live.wait())
     assert_at_rest(live)
 
 
@@ -127,7 +128,7 @@ def test_a_snapshot_accounts_for_every_block_and_token(pair, undisturbed):
     result = ls.move_while_it_runs(live, [0.3, 0.5], every=6)
     seen = live.snapshot()
     counts = seen.block_counts
-    for role, engine in zip(("llm", "prm"), pair.engines):
+    for role, engine in pair.engines.items():
         assert counts[f"{role}_active"] == engine.cache.num_active == 0
         assert counts[f"{role}_cached"] == engine.cache.num_cached > 0
     assert len(seen.blocks) == pair.arena.num_pages
@@ -142,22 +143,30 @@ def test_a_snapshot_accounts_for_every_block_and_token(pair, undisturbed):
 def test_a_policy_without_a_split_says_so():
     """FirstCome has nothing to set: it is shown working, and a re-split is refused."""
     blocks = {"block_size": 32}  # a setting of both engines reaches the arena, too
-    pair = ls.shared_pair(memory="4MiB", policy="first_come", **LIMITS, **blocks)
+    pair = ls.SharedPair(memory="4MiB", policy="first_come", **LIMITS, **blocks)
     live = small(pair, 1, max_depth=2)
     assert "FirstCome keeps no split" in live.resplit(0.3).reason
     assert live.state == "ready"
     live.start()
     live.wait()
     assert (live.state, live.snapshot().moves) == ("finished", ())
-    with pytest.raises(ConfigError, match=r"no policy 'statics'.*Known: static, first_come"):
-        ls.shared_pair(policy="statics")
+    with pytest.raises(ConfigError, match=r"policy is 'statics'.*static, first_come"):
+        ls.SharedPair(policy="statics")
+
+
+def test_one_model_can_have_both_roles():
+    pair = ls.SharedPair("tiny-prm", "tiny-prm", memory="4MiB", **LIMITS)
+    assert [*pair.engines] == ["llm", "prm"] and pair.share_limits[0] < 0.5 < pair.share_limits[1]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fault_in_a_step_is_told_and_leaves_engines_free(pair, undisturbed, seed, monkeypatch):
     """Of either engine, where it plans the step; the same search can then be started anew."""
     live, draw = small(pair), random.Random(seed)
-    scheduler, left = draw.choice(pair.engines).scheduler, iter(range(draw.randrange(2, 12)))
+    scheduler, left = (
+        draw.choice([*pair.engines.values()]).scheduler,
+        iter(range(draw.randrange(2, 12))),
+    )
     plan = scheduler.schedule
 
     def schedule():
@@ -173,7 +182,7 @@ def test_a_fault_in_a_step_is_told_and_leaves_engines_free(pair, undisturbed, se
     assert live.state == "failed" and "no more steps" in live.snapshot().problem
     assert_at_rest(live)
     live.start()
-    assert ls.different_nodes(undisturbed, live.wait()) == 0
+    assert nodes_of(undisturbed) == nodes_of(live.wait())
 
 
 def test_a_stopped_search_keeps_what_it_answered(pair):

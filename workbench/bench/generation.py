@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from workbench.bench.kernels import attention_rates, gpu_ceiling
 from workbench.bench.record import Ceiling, in_turn
-from workbench.config import AtLeastOne, check, format_size, parse_size
+from workbench.config import AtLeastOne, check, format_size, parse_size, refused
 from workbench.core import SamplingParams, StepResult
 from workbench.core import Sequence as Request
 from workbench.engine.engine import Engine, Weights
@@ -45,6 +45,7 @@ STATIC, CONTINUOUS = "static", "continuous"
 PAGED, CONTIGUOUS = "paged", "contiguous"
 PARTS = ("forward", "sampling", "scheduling", "other")
 BLOCK_SIZE = 16
+_LISTS = ("prompt_tokens", "new_tokens", "batches", "counted_batches", "block_sizes", "lengths")
 _STEP_TOKENS = 2048  # of one step, at least one a sequence
 _WARM_UP = 8  # new tokens before the first that is timed
 
@@ -75,16 +76,17 @@ class GenerationPlan:
     def __post_init__(self) -> None:
         check(self)
         parse_size(self.kv_memory)
+        for name in _LISTS:
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise refused(type(self), name, getattr(self, name), "one or more, each from 1")
+        if min(self.prompt_tokens) + min(self.new_tokens) > (most := self.spec.max_model_len):
+            allowed = f"with new_tokens at most the {most} positions of {self.model}"
+            raise refused(type(self), "prompt_tokens", self.prompt_tokens, allowed)
 
     @property
     def spec(self) -> ModelSpec:
         """The model's shapes."""
         return model_spec(self.model)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a number in the cache."""
-        return arithmetic_dtype("auto", self.device, self.spec).itemsize
 
     @property
     def longest(self) -> int:
@@ -336,9 +338,9 @@ def memory_rows(plan: GenerationPlan) -> pd.DataFrame:
     value; waste: of the room taken, what holds no token, over all steps of the largest batch.
     """
     spec, room = plan.spec, parse_size(plan.kv_memory)
-    whole = spec.kv_bytes_per_token(plan.itemsize) * spec.max_model_len
-
-    block = spec.block_bytes(BLOCK_SIZE, plan.itemsize)
+    itemsize = arithmetic_dtype("auto", plan.device, spec).itemsize
+    whole = spec.kv_bytes_per_token(itemsize) * spec.max_model_len
+    block = spec.block_bytes(BLOCK_SIZE, itemsize)
 
     def paged(batch: int) -> int:
         return block * int(held(plan, batch)["blocks_active"].max())

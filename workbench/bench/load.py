@@ -23,16 +23,6 @@ from tqdm.auto import tqdm
 
 from workbench.bench import serve
 from workbench.bench.record import meanwhile
-from workbench.bench.serve import (
-    Answer,
-    Bodies,
-    bodies_of,
-    loads,
-    metrics_of,
-    ours,
-    served,
-    summary,
-)
 from workbench.config import AtLeastOne, check
 from workbench.experiments.provenance import describe, machine_facts
 from workbench.models.registry import DUMMY, model_spec
@@ -72,11 +62,11 @@ class LoadPlan:
         """Tokens of a request."""
         return self.prompt_tokens + self.new_tokens
 
-    def bodies(self, model: str, count: int, stream: int) -> Bodies:
+    def bodies(self, model: str, count: int, stream: int) -> serve.Bodies:
         """Requests of random tokens, others for another stream."""
         random = np.random.default_rng([self.seed, stream])
         prompts = random.integers(0, model_spec(model).vocab, (count, self.prompt_tokens))
-        return bodies_of(model, prompts, self.new_tokens)
+        return serve.bodies_of(model, prompts, self.new_tokens)
 
 
 TINY = LoadPlan("tiny-solver", f"{DUMMY}tiny-solver")
@@ -104,7 +94,7 @@ def load_rows(plan: LoadPlan) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     most = max(plan.clients)
     limits = "--set", f"max_model_len={plan.longest}"
-    with served(ours([plan.model], most, *limits)) as url:
+    with serve.served(serve.ours([plan.model], most, *limits)) as url:
         for step, count in enumerate(tqdm(plan.clients, desc="clients")):
             bodies = plan.bodies(plan.model, max(8, count) * plan.rounds, step)
             rows.append({"arrivals": "closed", "clients": count} | _asked(url, bodies, count))
@@ -130,8 +120,8 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
     held = max(2 * len(models), round(plan.held * sum(plan.split_clients)))
     size = held * blocks * spec.block_bytes(BLOCK_SIZE, 4) // len(models)
     limits = "--set", f"max_model_len={plan.longest}", "--set", f"block_size={BLOCK_SIZE}"
-    command = ours([f"{m}={size}" for m in models], max(plan.split_clients), *limits)
-    with served(command) as url:
+    command = serve.ours([f"{m}={size}" for m in models], max(plan.split_clients), *limits)
+    with serve.served(command) as url:
         for step, share in enumerate(tqdm(plan.shares, desc="splits")):
             split = json.dumps({"shares": {models[0]: share, models[1]: 1 - share}}).encode()
             headers = {"Content-Type": "application/json"} | serve.authorization()
@@ -141,10 +131,10 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
                 plan.bodies(m, count * plan.rounds, 10 * step + k)
                 for k, (m, count) in enumerate(zip(models, plan.split_clients))
             ]
-            found, _ = _done(loads(url, asked, plan.split_clients))
+            found, _ = _done(serve.loads(url, asked, plan.split_clients))
             both = zip(models, plan.split_clients, while_all_last(found, plan.new_tokens))
             for model, count, (answers, rate) in both:
-                seen = summary(answers)  # the rates in it are of each model's own time
+                seen = serve.summary(answers)  # the rates in it are of each model's own time
                 told = {n: value for n, value in seen.items() if n not in ("goodput", "little")}
                 row = {"share": share, "model": model, "clients": count, "tokens_per_s": rate}
                 rows.append(row | told | {"served": rate / plan.new_tokens})
@@ -152,8 +142,8 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
 
 
 def while_all_last(
-    loads: Sequence[Sequence[Answer]], new_tokens: int
-) -> list[tuple[list[Answer], float]]:
+    loads: Sequence[Sequence[serve.Answer]], new_tokens: int
+) -> list[tuple[list[serve.Answer], float]]:
     """Of each of several loads at once: what was asked before the first of them ended, and the
     tokens a second until then (of an answer that goes on, the part of its chunks that had come):
     after that the others have the machine to themselves.
@@ -169,20 +159,20 @@ def while_all_last(
 
 
 def _asked(
-    url: str, bodies: Bodies, clients: int, rate: float | None = None, seed: int = 0
+    url: str, bodies: serve.Bodies, clients: int, rate: float | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """What a load comes to, and the requests inside while it lasts."""
     seen = list[tuple[float, float]]()
 
     def look() -> None:
         asked = time.perf_counter()
-        seen.append((asked, sum(metrics_of(url, r"vllm:num_requests_\w+"))))
+        seen.append((asked, sum(serve.metrics_of(url, r"vllm:num_requests_\w+"))))
 
     with meanwhile(look, lambda: EVERY):
-        (answers,), _ = _done(loads(url, [bodies], [clients], rate, seed))
+        (answers,), _ = _done(serve.loads(url, [bodies], [clients], rate, seed))
     begin, end = min(each.sent for each in answers), max(each.ended for each in answers)
     inside = [count for at, count in seen if begin < at < end]  # neither before nor after the load
-    return summary(answers) | {"inside": float(np.mean(inside or [np.nan]))}
+    return serve.summary(answers) | {"inside": float(np.mean(inside or [np.nan]))}
 
 
 def _done(work: Coroutine[Any, Any, Any]) -> Any:

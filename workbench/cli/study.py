@@ -13,7 +13,7 @@ from typer import Argument, Exit, Option
 
 from workbench.cli import options
 from workbench.cli.options import DryRun, Profile, RetryFailed, Runs, Set, Stale, table, terminal
-from workbench.config import SweepConfig, format_size
+from workbench.config import SweepConfig, format_size, require_known
 from workbench.errors import ConfigError, RunStoreError, nearest
 
 if TYPE_CHECKING:
@@ -117,18 +117,11 @@ def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) ->
     from workbench.experiments.study import profile_figures
     from workbench.plots import FIGURES
 
+    require_known(parameters, ["figures_folder", "width_mm"], "figures --replot", "parameter")
     folder = project_root() / (parameters.pop("figures_folder", None) or profile_figures(profile))
-    width = {"width_mm": parameters.pop("width_mm")} if "width_mm" in parameters else {}
-    if parameters:
-        raise ConfigError(
-            f"--replot draws stored rows and takes no -p {', '.join(parameters)}; allowed: "
-            "-p figures_folder=DIR, -p width_mm=120. Leave it out, or leave out --replot."
-        )
-    saved = replot(folder, FIGURES, names or None, **width)
-    for each in saved:
+    for each in replot(folder, FIGURES, names or None, **parameters):
         terminal().print(repr(each))
-    if saved:
-        terminal().print(f"report: {write_report(folder)}")
+    terminal().print(f"report: {write_report(folder)}")
 
 
 def _print_left(
@@ -389,8 +382,7 @@ def list_runs(
 
     found = load_runs(_store(runs).folders())
     if found.empty:
-        hint = "`workbench sweep --profile quick` makes some."
-        terminal().print(f"No runs are stored here yet; {hint}")
+        terminal().print("No runs are stored here; `workbench sweep --profile quick` makes some.")
         return
     if status and (found := found[found["status"] == status]).empty:
         terminal().print(f"No stored run is {status}.")

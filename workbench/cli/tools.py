@@ -94,6 +94,8 @@ def run(
         told = f"run searches one problem and takes no --set of {', '.join(sorted(idle))}"
         raise ConfigError(f"{told}; --problems, --level, --index and --seed say which, and how.")
     config = SweepConfig.from_dict(with_width(settings | own))
+    if llm_share in (0, 1):
+        raise ConfigError(f"--llm-share is {llm_share:g}; allowed: between 0 and 1, not these.")
     if engine is None:
         spec = RunSpec(config, 0.3 if llm_share is None else llm_share, seed)
         room = feasibility(spec)
@@ -123,10 +125,8 @@ def _foreign_pair(engine: str, config: SweepConfig, llm_share: float | None) -> 
         return [TransformersEngine(model, **how) for model in models]
     urls = engine.split(",")
     if len(urls) > 2 or not all(url.startswith("http") for url in urls):
-        hint = nearest(engine, ["transformers"])
-        raise ConfigError(
-            f"--engine is {engine!r}; allowed: transformers, or one or two URLs.{hint}"
-        )
+        told = f"--engine is {engine!r}; allowed: transformers, or one or two URLs."
+        raise ConfigError(told + nearest(engine, ["transformers"]))
     try:
         from workbench.engine.remote import RemoteEngine
     except ModuleNotFoundError as error:
@@ -149,18 +149,15 @@ def _show_search(result: SearchResult, problem: Problem, depth: int, is_scored: 
     if depth:
         tree = Tree(f"tree  ({'score, ' * is_scored}step; bold: kept)")
         branches = {"": tree}
-        shown = nodes[nodes["depth"] <= depth].sort_values(["depth", "node_id"])
+        shown = nodes[nodes["depth"] <= depth].sort_values(["depth", "path"])
         for node in shown.to_dict("records"):
             style = "bold" if node["kept"] else "dim"
             score = f"{node['score']:.3f}  " * is_scored
             label = f"[{style}]{score}{escape(' '.join(node['text'].split()))}[/]"
             branches[node["node_id"]] = branches[node["parent_id"]].add(label)
         console.print(tree)
-    verdict = ""
-    if not pd.isna(row["correct"]):
-        verdict = (
-            "  (right)" if row["correct"] else f"  (wrong; it is {escape(str(row['answer']))})"
-        )
+    wrong = f"  (wrong; it is {escape(str(row['answer']))})"
+    verdict = "" if pd.isna(row["correct"]) else "  (right)" if row["correct"] else wrong
     console.print(f"[bold]answer[/]   {escape(row['predicted'] or '(none)')}{verdict}")
     steps = [step.strip() for step in result.candidates.iloc[0]["text"].split("\n\n")]
     console.print(f"[bold]best[/]     {escape(' / '.join(filter(None, steps)))}")

@@ -142,6 +142,8 @@ def replot(
     place, saved = Path(folder), []
     require_known(names or (), list(figures), "The study", "figure")
     wanted = names or [name for name in figures if (place / f"{name}.parquet").is_file()]
+    if not wanted:
+        raise RunStoreError(f"No figure has stored rows in {place}; run `workbench figures` first.")
     for name, (rows, record) in {name: read_figure(name, place) for name in wanted}.items():
         told = record["parameters"]
         fig = figures[name](rows, told["provenance"])

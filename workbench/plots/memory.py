@@ -48,9 +48,8 @@ def memory_parts(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: how (measured | computed), model, name, llm_share, budget_bytes, lacks_bytes, part, bytes,
     fits, llm_kv_tokens, prm_kv_tokens.
     """
-    hows = [how for how in HOWS if how in set(rows["how"])]
-    fig = make_subplots(2, len(hows), horizontal_spacing=0.1, vertical_spacing=0.05)
-    for col, how in enumerate(hows, start=1):
+    fig = make_subplots(2, len(HOWS), horizontal_spacing=0.1, vertical_spacing=0.05)
+    for col, how in enumerate(HOWS, start=1):
         of_pair = rows[rows["how"] == how]
         shares, unit = sorted(of_pair["llm_share"].unique()), _unit(of_pair["budget_bytes"])
         sizes = of_pair[["budget_bytes", "lacks_bytes", "bytes"]] / UNITS[unit]
@@ -143,10 +142,9 @@ def kv_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: how, model, name, llm_share, kind (formula | built | lacking), blocks, lacks_bytes,
     low_end, high_end, block_size.
     """
-    hows = [how for how in HOWS if how in set(rows["how"])]
-    specs = [[{"secondary_y": True}]] * len(hows)
-    fig = make_subplots(len(hows), 1, specs=specs, shared_xaxes=True, vertical_spacing=0.13)
-    for row, how in enumerate(hows, start=1):
+    specs = [[{"secondary_y": True}]] * len(HOWS)
+    fig = make_subplots(len(HOWS), 1, specs=specs, shared_xaxes=True, vertical_spacing=0.13)
+    for row, how in enumerate(HOWS, start=1):
         own, at = rows[rows["how"] == how], {"row": row, "col": 1}
         for model, style in MODELS.items():
             _counts(fig, own[own["model"] == model], style, row)

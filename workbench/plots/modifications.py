@@ -154,7 +154,12 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: kind (only `setting` is drawn), value, setting, best, plateau_low, plateau_high, low, high
     (shares), loss_low, loss_mid, loss_high (fractions); no pair that does not fit has a best.
     """
-    own = by_effect(rows)
+    own = rows[rows["kind"] == "setting"]  # in order: taken, then what changes the losses most
+    is_taken = own["value"] == "taken"
+    change = own[LOSSES] - own.loc[is_taken, LOSSES].iloc[0].astype(float)
+    effect = change.abs().max(axis=1).fillna(0.0).groupby(own["value"]).transform("max")
+    own = own.assign(effect=-effect.mask(is_taken, np.inf))
+    own = own.sort_values(["effect", "value"], ignore_index=True)  # stable, of two columns
     places = [-number for number in range(len(own))]
     labels = [
         "<b>taken</b>" if value == "taken" else f"{str(value).split(',')[0]}: {setting}"
@@ -200,16 +205,6 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_xaxes(title_text=title, range=[-3, 1.06 * most], row=1, col=2)
     title, room = "What the split's answer depends on", {"top": 84, "left": 262, "legend": 6}
     return finish(fig, title, _SETTINGS_CAPTION, provenance, 15 * len(own) + 12, **room)
-
-
-def by_effect(rows: pd.DataFrame) -> pd.DataFrame:
-    """The settings: taken first, then value by value, that whose losses change most first."""
-    own = rows[rows["kind"] == "setting"]
-    is_taken = own["value"] == "taken"
-    change = own[LOSSES] - own.loc[is_taken, LOSSES].iloc[0].astype(float)
-    effect = change.abs().max(axis=1).fillna(0.0).groupby(own["value"]).transform("max")
-    own = own.assign(effect=-effect.mask(is_taken, np.inf))
-    return own.sort_values(["effect", "value"], ignore_index=True)  # stable, of two columns
 
 
 def _plateaus(fig: go.Figure, rows: pd.DataFrame) -> None:

@@ -160,13 +160,8 @@ def legend_at(fig: go.Figure, name: str, y: float) -> None:
     fig.update_layout({name: {**place, "bgcolor": "rgba(255,255,255,0)"}})
 
 
-def legend_note(
-    fig: go.Figure, name: str, text: str, marker: Mapping[str, object], **panel: int
-) -> None:
-    """An entry of a legend that is no data: what a mark or a band means, in words.
-
-    name: the legend's (`legend`, `legend2`, ...).
-    """
+def legend_note(fig: go.Figure, name: str, text: str, marker: dict[str, Any], **panel: int) -> None:
+    """An entry of the legend `name` that is no data: what a mark or a band means, in words."""
     look = {"mode": "markers", "marker": {"size": 9, **marker}, "hoverinfo": "skip"}
     fig.add_trace(go.Scatter(x=[None], y=[None], name=text, legend=name, **look), **panel)
 

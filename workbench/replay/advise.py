@@ -25,21 +25,13 @@ from numpy.typing import NDArray
 from workbench.config import AtLeastOne, Range, check, format_size, parse_size, require_known
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.models.registry import REGISTRY
+from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.cost import ModelWork, recorded, spec_of
 from workbench.replay.devices import load_device
 from workbench.replay.miss_ratio import miss_ratio
 from workbench.replay.simulator import Replayed, replay
-from workbench.replay.workload import (
-    ASK,
-    DTYPE_BYTES,
-    LEAD,
-    LLM,
-    PRM,
-    drawn_engine,
-    thesis_search,
-    with_critiques,
-)
+from workbench.replay.workload import ASK, DTYPE_BYTES, LEAD, LLM, PRM, drawn_engine
 from workbench.search.prm import Critiques
 from workbench.search.recording import RecordedEngine
 
@@ -115,9 +107,9 @@ class Question:
 
     def drawn(self, depth: int, *drawn: Any) -> Answers:
         """The search, steps down to a depth. drawn: seed and assumptions, as thesis_search."""
-        found = thesis_search(self.problems, self.n, self.beam_width, depth, *drawn)
+        found = workload.thesis_search(self.problems, self.n, self.beam_width, depth, *drawn)
         if self.critiques:
-            found = with_critiques(found, Critiques(self.critiques, self.critique_tokens))
+            found = workload.with_critiques(found, Critiques(self.critiques, self.critique_tokens))
         return Answers(found)
 
 

@@ -1,6 +1,6 @@
 """A search on real engines in a thread of its own, to be paused, re-split and stopped as it runs.
 
-    pair = shared_pair(memory="8MiB", kv_share=0.5)
+    pair = SharedPair(memory="8MiB", kv_share=0.5)
     live = LiveSearch(problems, pair, strategy=BeamSearch(n=16), seed=0)
     live.start();  live.resplit(0.3);  live.pause();  live.resume();  live.stop()
     live.snapshot()       # what it does now, at any time, from any thread
@@ -18,7 +18,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Lock, Thread
 from typing import Any, NamedTuple
@@ -27,11 +27,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.config import require_known
+from workbench.config import SweepConfig, parse_size
 from workbench.core import RequestOutput, TokenEngine
 from workbench.engine.engine import Engine
-from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.experiments.execute import Pair
+from workbench.experiments.settings import make_run
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import KVShare
 from workbench.kvcache.pool import ResizeAnswer
@@ -50,16 +51,29 @@ MOST_BUCKETS, LEAST_BUCKET_S = 240, 0.1
 # -- two engines in one arena --
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPair:
-    """An arena and the two engines, LLM and PRM, whose caches lie in it.
+class SharedPair(Pair):
+    """Both engines over one arena of `memory`, which the KV caches alone take.
 
-    in_use: held by the search that runs over them.
+    kv_share: the LLM's, of the arena's pages, where the policy keeps a split. settings: further
+    fields of SweepConfig. in_use: held by the search that runs over them.
     """
 
     arena: KVArena
-    engines: tuple[Engine, Engine]
-    in_use: Lock = field(default_factory=Lock)
+
+    def __init__(
+        self,
+        llm: str = "tiny-solver",
+        prm: str = "tiny-prm",
+        memory: int | str = "8MiB",
+        kv_share: float = 0.5,
+        policy: str = "static",
+        **settings: Any,
+    ) -> None:
+        sizes = {"max_model_len": 768, **settings}
+        config = SweepConfig(llm=llm, prm=prm, policy=policy, **sizes)
+        share = kv_share if POLICIES[policy].keeps_split else None
+        super().__init__(make_run(config, 0.5, 0, kv_bytes=parse_size(memory), kv_share=share))
+        self.in_use = Lock()
 
     @property
     def policy(self) -> str:
@@ -71,32 +85,6 @@ class SharedPair:
         """The LLM's, between which a request of either model fits."""
         llm, prm = (pool.floor_pages / self.arena.num_pages for pool in self.arena.pools)
         return llm, 1 - prm
-
-
-def shared_pair(
-    llm: str = "tiny-solver",
-    prm: str = "tiny-prm",
-    memory: int | str = "8MiB",
-    kv_share: float = 0.5,
-    policy: str = "static",
-    *,
-    max_model_len: int = 768,
-    **settings: Any,
-) -> SharedPair:
-    """Both engines over one arena of `memory`, which the KV caches alone take.
-
-    kv_share: the LLM's, of the arena's pages, where the policy keeps a split. max_model_len: what
-    the arena guarantees each model. settings: further fields of EngineConfig, of both. Raises
-    ConfigError for a policy that is none of replay.simulator.POLICIES, and what KVArena and
-    Engine raise.
-    """
-    require_known([policy], list(POLICIES), "The arena", "policy")
-    own = {name: settings[name] for name in ("block_size", "dtype", "device") if name in settings}
-    shapes = [block_shape(name, max_model_len=max_model_len, **own) for name in (llm, prm)]
-    chosen = POLICIES[policy]()
-    arena = KVArena(memory, shapes, chosen, kv_share if chosen.keeps_split else None)
-    settings = {**settings, "arena": arena, "max_model_len": max_model_len}
-    return SharedPair(arena, (Engine(llm, **settings), Engine(prm, **settings)))
 
 
 # -- what is seen of it --
@@ -266,7 +254,7 @@ class LiveSearch:
         if self.is_alive:
             raise ConfigError("This search runs already; stop it before it is started again.")
         is_free = self.pair.in_use.acquire(blocking=False)
-        if not is_free or any(engine.has_work for engine in self.pair.engines):
+        if not is_free or any(engine.has_work for engine in self.pair.engines.values()):
             if is_free:
                 self.pair.in_use.release()
             raise ConfigError(
@@ -393,7 +381,7 @@ class LiveSearch:
     def _run(self) -> None:
         llm, prm = (
             _SteppedBy(engine, partial(self._step, role, engine))
-            for role, engine in zip(ROLES, self.pair.engines, strict=True)
+            for role, engine in self.pair.engines.items()
         )
         search, settings, is_going = None, self._settings, True
         try:
@@ -453,10 +441,3 @@ def move_while_it_runs(live: LiveSearch, shares: Sequence[float], every: int) ->
         if live.wait_for_steps(every):
             live.resplit(share)
     return live.wait()
-
-
-def different_nodes(a: SearchResult, b: SearchResult) -> int:
-    """Nodes whose tokens or score differ between two searches, those that one lacks included."""
-    names = ["problem_id", "node_id"]
-    rows = [each.tree[[*names, "token_ids", "score"]].astype({"token_ids": str}) for each in (a, b)]
-    return len(pd.concat(rows).drop_duplicates(keep=False)[names].drop_duplicates())

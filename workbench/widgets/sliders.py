@@ -22,7 +22,6 @@ from workbench.plots.theme import BLACK, MODELS, Style, finish, series
 from workbench.widgets.parts import NOT_LIVE, Drawing, FigureView, NumberSlider, is_live
 
 SHARE = "LLM share of total memory"
-BLOCKS = ("blocks_total", "blocks_active", "blocks_cached")
 PANELS = {
     "generated tokens/s": ("tokens_per_s",),
     "blocks in use (%)": ("llm_occupancy", "prm_occupancy"),
@@ -135,7 +134,7 @@ def occupancy_drawing(rows: pd.DataFrame, share: float, step: int, provenance: s
         raise ConfigError(f"There are no steps at an LLM share of {share:.2f}; pick another one.")
     place = int(np.clip(step, 0, len(rows) - 1))
     before = rows.iloc[: place + 1]
-    total, active, cached = map(int, before.iloc[-1][list(BLOCKS)])
+    total, active, cached = before[["blocks_total", "blocks_active", "blocks_cached"]].iloc[-1]
     fig, ends = prm_blocks(rows, provenance), {"x0": place + 0.5, "x1": place + 0.5}
     look = {"xref": "x", "yref": "paper", "line": {"color": BLACK, "width": 1.5}}
     fig.add_shape(type="line", name="cursor", y0=0, y1=1, **ends, **look)

@@ -45,19 +45,17 @@ class ProblemTree:
 def problem_tree(
     problems: pd.DataFrame, nodes: pd.DataFrame, problem_id: str | None = None
 ) -> ProblemTree:
-    """The tree of one problem (default: the first) of a result's or a run's tables.
-
-    Tables without `text` make a tree without texts. ConfigError for a problem that is not there.
+    """The tree of one problem (default: the first) of a result's or a run's tables; ConfigError for
+    one that is not there.
     """
     ids = list(problems["problem_id"])
     wanted = ids[0] if problem_id is None else problem_id
     require_known([wanted], ids, "The search", "problem")
     row = problems[problems["problem_id"] == wanted].iloc[0]
     own = nodes[nodes["problem_id"] == wanted]
-    own = own.assign(**{name: "" for name in ("text", "finish_reason") if name not in own})
     predicted = str(row["predicted"] or "")
     correct = None if pd.isna(row["correct"]) else bool(row["correct"])
-    laid_out, question = tree_places(own), str(row.get("problem", wanted))
+    laid_out, question = tree_places(own), str(row["problem"])
     # of the outcome's beams that give the winning answer, the best scored; ties by path
     ends = laid_out["kept"].astype(bool) & ~laid_out["node_id"].isin(laid_out["parent_id"])
     texts = dict(zip(laid_out["node_id"], laid_out["text"], strict=True))
