@@ -261,8 +261,9 @@ def test_what_passes_is_asked_again_and_answered_once(trouble, kind):
         assert not engine.has_work
 
 
-def test_a_server_that_was_busy_and_is_gone_is_given_up():
+def test_a_server_that_was_busy_and_is_gone_is_given_up(monkeypatch):
     """TRIES counts lost connections, whatever came before them."""
+    monkeypatch.setattr("workbench.engine.remote.FIRST_PAUSE", 0.001)  # it doubles twelve times
     fake = Fake(*[BUSY] * 7, *["drop"] * 9)
     with served(fake) as engine, pytest.raises(RemoteError, match="gave no answer, asked 5 times"):
         engine.generate([[1, 2, 3]], FOUR)

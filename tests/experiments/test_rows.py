@@ -333,7 +333,8 @@ def test_what_thrashing_costs_is_one_sentence(sweep, lost):
 def test_the_page_of_claims_is_what_the_committed_rows_say():
     """Nine claims on three rungs, each with a verdict, and figures that are there."""
     page = (ROOT / "reports" / "claims.md").read_text()
-    assert page == report.claims_page(report.Drawn(ROOT / "figures"))
+    drawn = report.Drawn(ROOT / "figures")
+    assert page == report.claims_page(drawn, report.claim_numbers(drawn))
     table = (ROOT / "reports" / "claims.tex").read_text()
     assert table.count("\nC") == 27 and "all nodes are equal under all" in table
     assert "| block size | 16 (vLLM) | 16 |" in page

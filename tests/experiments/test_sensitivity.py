@@ -1,6 +1,6 @@
 """Missing values, each set otherwise: replays, what they come to, what the table says of them."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
@@ -72,7 +72,8 @@ def test_a_conclusion_depends_on_a_value_where_a_setting_breaks_one_of_its_three
         {"value": "beam width", "setting": "2", "loss_mid": 0.1},
         {"value": "dtype", "setting": "float32", "best": None, "lacks": "lack 4.0 GiB"},
     ]
-    table = missing_values(pd.DataFrame([good | each for each in cells])).set_index("value")
+    rows, record = pd.DataFrame([good | each for each in cells]), {"parameters": asdict(Base())}
+    table = missing_values(rows, record).set_index("value")
     found = table["conclusion"].to_dict()
     assert found == {
         "n": DEPENDS, "seeds": sensitivity.SURVIVES, "block size": DEPENDS, "beam width": DEPENDS,

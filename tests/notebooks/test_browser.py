@@ -13,14 +13,13 @@ from workbench.experiments.study import run_sweep
 FOLDER = Path(__file__).parents[2] / "notebooks"
 SECONDS = 600  # for one notebook, on a busy machine
 SWEEP = {"shares": [0.3, 0.5], "num_problems": 2, "seeds": [0], "n": 4, "max_depth": 3}
-TINY = {**SWEEP, "profile": "quick", "recording": "tiny-16-n4"}
+TINY = {**SWEEP, "profile": "quick"}
 TINY |= {"writing_shares": [0.44], "writing_num_problems": 2}  # else 48 at four shares
 GIVEN = {
     "live_memory_split": {"num_problems": 9, "n": 4, "max_depth": 12, "moves": [0.2], "every": 5},
     "what_if": {"recording": "tiny-16-n4", "num_replays": 7, "llm_share": 0.2},
     "02_memory_split": TINY,
     "03_block_occupancy": TINY,
-    "06_cache_thrashing": TINY,
     "10_explore": {"llm_share": 0.3},
 }
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -59,7 +58,7 @@ def assert_sound(book):
     assert book.page.locator('[data-title*="Share"], [data-title*="cloud"]').count() == 0
 
 
-@pytest.mark.parametrize("name", ["02_memory_split", "03_block_occupancy", "06_cache_thrashing"])
+@pytest.mark.parametrize("name", ["02_memory_split", "03_block_occupancy"])
 def test_the_slider_of_a_measured_figure_moves_it(open_notebook, name):
     """Two measured shares; from the lower one to the upper."""
     book = open_notebook(name)

@@ -606,7 +606,7 @@ def claims_page(drawn: Drawn, numbers: Named) -> str:
     links = "[" + claims["figure"] + "](../figures/" + claims["figure"] + ".svg)"
     claims["figure"] = links.where(claims["figure"] != "", "")
     return filled(
-        "claims.md",
+        "claims.jinja",
         **numbers,
         claims=claims,
         missing=missing_table(drawn),
