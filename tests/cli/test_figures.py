@@ -1,5 +1,6 @@
 """`workbench figures`: what is refused before it runs, what failed is said, profiles never mix."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -117,6 +118,11 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
             "nothing",
         ),
         (["03"], ["is feasible in", "replayed SmolLM2 (03): nothing to replay"], "batching"),
+        (
+            ["03", "-p", "lower_share=0.2"],
+            ["replayed SmolLM2 (03): 7 of 7 replays to do"],
+            "nothing",
+        ),
         (["03", "-p", "max_depth=9"], ["replayed SmolLM2 (03): 7 of 7 replays to do"], "nothing"),
         (
             ["07"],
@@ -283,8 +289,11 @@ def test_every_column_of_a_run_is_shown_whole(broken, tmp_path, capsys):
 def test_a_report_is_of_the_folder_that_was_drawn_into(tmp_path, monkeypatch):
     """A parameter set to its usual value changes no figure, and so no folder."""
     monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
-    changed, given = tmp_path / "build/figures/default-changed", {"depth_limits": [4]}
-    assert home_of("default", given, None) == tmp_path / "figures"
-    changed.mkdir(parents=True)
-    assert home_of("default", given, None) == changed
-    assert home_of("default", {}, None) == tmp_path / "figures"
+    usual, changed = tmp_path / "figures", tmp_path / "build/figures/default-changed"
+    assert home_of("default", {"depth_limits": [4]}, None) == usual
+    for time, place in enumerate((changed, usual)):
+        place.mkdir(parents=True)
+        (place / "a.parquet").touch()
+        os.utime(place / "a.parquet", (time, time + 1))
+        assert home_of("default", {"depth_limits": [4]}, None) == place
+    assert home_of("default", {}, None) == usual

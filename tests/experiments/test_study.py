@@ -1,10 +1,13 @@
 """Sweeps with a fake run: nothing is repeated, nothing lost, whatever fails becomes a row."""
 
+import shutil
+import subprocess
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 
+from tests.conftest import committed_tree
 from tests.experiments.fake_sweep import FakeSweep
 from tests.experiments.fakes import fake_result
 from workbench.errors import ConfigError, ModelError, OutOfMemory, RunStoreError
@@ -14,6 +17,7 @@ from workbench.experiments.export import read_figure, tex
 from workbench.experiments.plans import split_runs, sweep_config
 from workbench.experiments.provenance import machine_facts, this_code
 from workbench.experiments.rows import on_rungs, split_rows
+from workbench.experiments.settings import RECORDED, REPLAYED
 from workbench.experiments.statistics import sentinel_drift
 from workbench.experiments.study import preview, provenance, provenance_of, remarks
 from workbench.plots import FIGURES, memory_split
@@ -297,10 +301,13 @@ def test_a_figure_names_the_machine_the_rung_and_the_one_seed_that_is_drawn():
 def test_short_profiles_draw_what_is_committed_of_replayed_rungs(name, monkeypatch):
     monkeypatch.setattr(study, "run_replayed", None)  # nothing is replayed
     rungs = study.run_rungs("default", shares=None, n=None)
-    rows, own = on_rungs(None, rungs, name), read_figure(name)[0]
-    pd.testing.assert_frame_equal(rows, own[own["rung"] != "measured tiny"].reset_index(drop=True))
-    said = provenance_of(*rungs)
-    assert said.count("Nothing was run") == said.count("The committed rows, drawn again.") == 2
+    own, record = read_figure(name, committed_tree() / "figures")
+    own = own[own["rung"].isin([RECORDED, REPLAYED])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(on_rungs(None, rungs, name), own)
+    said, commit = provenance_of(*rungs, figure=name), record["git"]["commit"][:9]
+    assert (
+        said.count("Nothing was run") == said.count(f"Rows of commit {commit}, drawn again.") == 2
+    )
     assert said.index("smollm2-135m") < said.index("llama-3.2-1b")
     assert not study.committed("full", None) and not study.committed("default", None, 4)
 
@@ -309,12 +316,33 @@ def test_short_profiles_draw_what_is_committed_of_replayed_rungs(name, monkeypat
 def test_what_is_committed_is_kept_with_its_own_origin(name, tmp_path, monkeypatch):
     """Of a figure of one rung; where a rung is missing the error says what brings it back."""
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # no image: that takes seconds
-    drawn, record = read_figure(name)
-    far = study.Committed(name, drawn["rung"].iloc[-1])
-    fig = FIGURES[name](far.rows(name), provenance_of(far))
-    study.keep_figure(fig, far.rows(name), name, far, tmp_path)
+    drawn, record = read_figure(name, committed_tree() / "figures")
+    far = study.Committed(drawn["rung"].iloc[-1])
+    own, _ = far.figure(name)
+    study.keep_figure(FIGURES[name](own, provenance_of(far, figure=name)), own, name, far, tmp_path)
     rows, kept = read_figure(name, tmp_path)
-    pd.testing.assert_frame_equal(rows, far.rows(name).reset_index(drop=True))
+    pd.testing.assert_frame_equal(rows, own.reset_index(drop=True))
     assert kept["git"] == record["git"] and kept["machine"] == record["machine"]
-    with pytest.raises(RunStoreError, match=r"of 'of Mars'.* `git checkout figures`"):
-        study.Committed(name, "of Mars").rows(name)
+    with pytest.raises(RunStoreError, match=r"of 'of Mars'.* `--profile full` replays"):
+        study.Committed("of Mars").figure(name)
+
+
+def test_what_is_drawn_over_the_committed_figures_is_never_drawn_again(tmp_path, monkeypatch):
+    """A run of other sizes drew over them, or they are gone: git has them."""
+    home = shutil.copytree(committed_tree() / "figures", tmp_path / "figures")
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"],
+    ):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
+    before, record = study.Committed().figure("prefix_hits")
+    changed = before.assign(value=0.5)
+    changed.to_parquet(home / "prefix_hits.parquet")
+    (home / "prefix_hits.json").write_text("{}")
+    for _ in range(2):
+        again, kept = study.Committed().figure("prefix_hits")
+        pd.testing.assert_frame_equal(again, before)
+        assert kept == record
+        (home / "prefix_hits.parquet").unlink(missing_ok=True)

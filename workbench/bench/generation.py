@@ -79,7 +79,9 @@ class GenerationPlan:
         for name in _LISTS:
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise refused(type(self), name, getattr(self, name), "one or more, each from 1")
-        if min(self.prompt_tokens) + min(self.new_tokens) > (most := self.spec.max_model_len):
+        if self.longest > (most := self.spec.max_model_len):
+            raise refused(type(self), "lengths", self.lengths, f"at most half of {most} tokens")
+        if min(self.prompt_tokens) + min(self.new_tokens) > most:
             allowed = f"with new_tokens at most the {most} positions of {self.model}"
             raise refused(type(self), "prompt_tokens", self.prompt_tokens, allowed)
 

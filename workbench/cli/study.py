@@ -219,8 +219,11 @@ def _replays_left(
         shares, notebooks = given[same[0]]["shares"], ", ".join(stem[:2] for stem in same)
         pairs = {RECORDED: plans.recorded_config(profile, shares=shares)}
         pairs[REPLAYED] = far(same[0], shares=shares)
+        at = given.get("03_block_occupancy", {})
+        moved = (at.get("lower_share", 0.3), at.get("upper_share", 0.5)) != (0.3, 0.5)
+        bear = (*sizes, "shares", *["profile"] * moved)  # the profile is given: it replays
         for rung, config in pairs.items():
-            found = left(same[0], (*sizes, "shares"), study.run_replayed, config)
+            found = left(same[0], bear, study.run_replayed, config)
             yield f"{rung} ({notebooks})", *found
     if SPLIT in given:
         names = ("prm", "total_memory", "shares", "num_problems")
@@ -261,8 +264,12 @@ def home_of(profile: str, parameters: Mapping[str, Any], sweep: Study | None) ->
         return project_root() / str(folder)
     if sweep is not None:
         return figures_home(sweep)
-    changed = profile_figures(f"{profile}-changed")
-    return changed if parameters and changed.is_dir() else profile_figures(profile)
+    usual, changed = map(profile_figures, (profile, f"{profile}-changed"))
+
+    def drawn(place: Path) -> float:
+        return max((file.stat().st_mtime for file in place.glob("*.parquet")), default=0.0)
+
+    return changed if parameters and drawn(changed) > drawn(usual) else usual
 
 
 def report(folder: Path, executed: list[Path]) -> None:

@@ -159,7 +159,7 @@ def provenance_of_limits(measured: Study, replayed: Study | Committed) -> str:
     lines = list[str]()
     for study, more in ((measured, ""), (replayed, f" {NOTHING_WAS_RUN.format(DRAWN)}")):
         if isinstance(study, Committed):
-            lines += study.provenance
+            lines += study.provenance("llm_batch")
             continue
         said = f"{cells_provenance(study.all_runs)}{more}"
         lines += provenance(study.runs, None, said).splitlines()[:-1]

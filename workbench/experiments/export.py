@@ -115,7 +115,8 @@ def read_figure(name: str, folder: Path | None = None) -> tuple[pd.DataFrame, di
     rows, record = (place / f"{name}{ending}" for ending in (".parquet", ".json"))
     if not (rows.is_file() and record.is_file()):
         raise RunStoreError(
-            f"Figure {name!r} has no stored rows in {place.name}/; run `workbench figures` first."
+            f"Figure {name!r} has no stored rows in {place.name}/; run `workbench figures` first. "
+            "(`git checkout figures` brings the committed ones back.)"
         )
     return pd.read_parquet(rows), json.loads(record.read_text(encoding="utf-8"))
 

@@ -688,7 +688,7 @@ def on_rungs(
     this figure, with a column rung.
     """
     parts = [
-        each.rows(figure)
+        each.figure(figure)[0]
         if isinstance(each, Committed)
         else view(each).assign(rung=rung(each.runs))
         for each in studies

@@ -30,6 +30,7 @@ from workbench.experiments.export import SavedFigure, read_figure, save_figure
 from workbench.experiments.memory import ENGINES, FeasibleShares, feasibility, shares_of
 from workbench.experiments.plans import NONE, Plan
 from workbench.experiments.provenance import (
+    committed_figures,
     counted,
     describe,
     machine_facts,
@@ -304,33 +305,31 @@ COMPARED_SHARES = (0.08, settings.THESIS_SHARE, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A replayed rung as the project's figures have it: drawn again, nothing is replayed. figure:
-    the one whose provenance tells of it.
-    """
+    """A replayed rung as the committed figures have it: drawn again, nothing is replayed."""
 
-    figure: str
     rung: str = settings.REPLAYED
 
-    def rows(self, figure: str) -> pd.DataFrame:
-        """Its rows of a figure; RunStoreError where there are none."""
-        rows = read_figure(figure)[0]
+    def figure(self, name: str) -> tuple[pd.DataFrame, dict[str, Any]]:
+        """Its rows of a figure, whatever is drawn over that meanwhile, and the figure's record;
+        RunStoreError where there are none.
+        """
+        with committed_figures(project_root() / "figures") as folder:
+            rows, record = read_figure(name, folder)
         if not (rows["rung"] == self.rung).any():
             raise RunStoreError(
-                f"Figure {figure} has no rows of {self.rung!r}, which this profile draws again; "
-                "`git checkout figures` brings the committed ones back, `--profile full` replays."
+                f"The committed figure {name} has no rows of {self.rung!r}, which this profile "
+                "draws again; `--profile full` replays them."
             )
-        return rows[rows["rung"] == self.rung]
+        return rows[rows["rung"] == self.rung], record
 
-    @property
-    def provenance(self) -> list[str]:
-        """The figure's lines about it, and that its rows are not new."""
-        lines = read_figure(self.figure)[1]["parameters"]["provenance"].splitlines()
+    def provenance(self, name: str) -> list[str]:
+        """The figure's lines about it, and of which commit its rows are."""
+        record = self.figure(name)[1]
+        lines = record["parameters"]["provenance"].splitlines()
         first = next(number for number, line in enumerate(lines) if f"({self.rung})" in line)
         models, sample, note = lines[first : first + 3]
-        return [models, sample, f"{note.removesuffix(DRAWN_AGAIN)}{DRAWN_AGAIN}"]
-
-
-DRAWN_AGAIN = " The committed rows, drawn again."
+        again = f" Rows of commit {str(record['git']['commit'])[:9]}, drawn again."
+        return [models, sample, note if note.endswith("drawn again.") else note + again]
 
 
 def committed(profile: str, *given: Any) -> bool:
@@ -356,7 +355,7 @@ def run_rungs(
     shares: default the profile's. sizes: settings of the thesis's pair; None: its own.
     """
     if committed(profile, shares, *sizes.values()):
-        return [Committed("memory_split", at) for at in (settings.RECORDED, settings.REPLAYED)]
+        return [Committed(settings.RECORDED), Committed(settings.REPLAYED)]
     how: Any = {"stale_ok": stale_ok, "retry_failed": retry_failed}
     found = [run_replayed(plans.recorded_config(profile, shares=shares), runs_dir, **how)]
     if profile == "full":
@@ -512,16 +511,19 @@ def provenance_here(llm: str, prm: str, what: str, *notes: str) -> str:
 
 
 def provenance_of(
-    *studies: Any, seed: int | None = None, beside: pd.DataFrame | None = None
+    *studies: Any,
+    figure: str = "",
+    seed: int | None = None,
+    beside: pd.DataFrame | None = None,
 ) -> str:
     """Of a figure of one study, or with a panel for each of several: how many of a sweep's runs
-    there are, how noisy the machine was, or that nothing was run. seed: the only one drawn of those
-    measured. beside: as of `provenance`.
+    there are, how noisy the machine was, or that nothing was run. figure: its name, where a study
+    is Committed. seed: the only one drawn of those measured. beside: as of `provenance`.
     """
     lines, last = list[str](), list[str]()
     for study in studies:
         if isinstance(study, Committed):
-            lines += study.provenance
+            lines += study.provenance(figure)
             continue
         at, drawn = rung(study.runs), seed
         is_sweep = getattr(study, "plan", None) is None
@@ -616,7 +618,7 @@ def keep_figure(
     """Save a figure of the study in `folder` (default: its home, or that of the study `beside`)."""
     place = Path(folder or figures_home(study if beside is None else beside, usual))
     if isinstance(study, Committed):
-        record = read_figure(name)[1]
+        record = study.figure(name)[1]
         return save_figure(fig, rows, name, place, record["parameters"], measured=record)
     first = json.loads(study.runs.iloc[[0]].to_json(orient="records", double_precision=15))[0]
     measured = {"versions": json.loads(first["versions"])}
