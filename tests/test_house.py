@@ -23,20 +23,8 @@ ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 LAYERS = "from importlinter.cli import lint_imports_command as main; main()"
-TEXT = {
-    ".py",
-    ".md",
-    ".toml",
-    ".txt",
-    ".yml",
-    ".yaml",
-    ".ipynb",
-    ".json",
-    ".html",
-    ".jinja",
-    ".svg",
-    ".tex",
-}
+TEXT = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".ipynb", ".json", ".html", ".jinja",
+        ".svg", ".tex"}  # fmt: skip
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

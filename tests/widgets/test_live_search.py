@@ -163,10 +163,8 @@ def test_one_model_can_have_both_roles():
 def test_a_fault_in_a_step_is_told_and_leaves_engines_free(pair, undisturbed, seed, monkeypatch):
     """Of either engine, where it plans the step; the same search can then be started anew."""
     live, draw = small(pair), random.Random(seed)
-    scheduler, left = (
-        draw.choice([*pair.engines.values()]).scheduler,
-        iter(range(draw.randrange(2, 12))),
-    )
+    scheduler = draw.choice([*pair.engines.values()]).scheduler
+    left = iter(range(draw.randrange(2, 12)))
     plan = scheduler.schedule
 
     def schedule():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -185,6 +185,11 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
+def _sizes(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    """What a notebook is given of the sizes of a search, and more; None where nothing."""
+    return {name: given.get(name) for name in ("num_problems", "n", "max_depth", *more)}
+
+
 def _replays_left(
     profile: str, given: Mapping[str, Mapping[str, Any]], runs: str | None, stale_ok: bool
 ) -> Iterator[tuple[str, int, int, float]]:
@@ -198,56 +203,53 @@ def _replays_left(
 
     def far(stem: str, rung: Any = plans.replayed_config, **more: Any) -> SweepConfig:
         """The thesis's pair with the sizes that a notebook is given."""
-        own = {name: given[stem].get(name) for name in ("num_problems", "n", "max_depth")}
-        return rung(profile, **own | more)
+        return rung(profile, **_sizes(given[stem]) | more)
 
     def left(
-        stem: str, names: Iterable[str], replay: Callable[..., Study], *what: Any, each: int = 0
+        bear: Mapping[str, Any], replay: Callable[..., Study], *what: Any, each: int = 0
     ) -> tuple[int, int, float]:
-        """names: of the notebook's parameters those that bear on it; each: problems of one replay,
-        where they are not the study's.
+        """bear: what is given that bears on it; each: problems of one replay, where they are not
+        the study's.
         """
-        if study.committed(profile, *(given[stem][name] for name in names)):
+        if study.committed(profile, *bear.values()):
             return 0, 0, 0.0
         found = replay(*what, runs, compute=False, stale_ok=stale_ok)
         count, one = len(found.missing), found.config
         seconds = count * replay_seconds(each or one.num_problems, one.n, one.max_depth)
         return count + len(found.folders), count, seconds
 
-    sizes = "num_problems", "n", "max_depth"
     if same := [stem for stem in ON_RUNGS if stem in given]:
         shares, notebooks = given[same[0]]["shares"], ", ".join(stem[:2] for stem in same)
         pairs = {RECORDED: plans.recorded_config(profile, shares=shares)}
         pairs[REPLAYED] = far(same[0], shares=shares)
         at = given.get("03_block_occupancy", {})
         moved = (at.get("lower_share", 0.3), at.get("upper_share", 0.5)) != (0.3, 0.5)
-        bear = (*sizes, "shares", *["profile"] * moved)  # the profile is given: it replays
+        bear = _sizes(given[same[0]], "shares") | {"moved": moved or None}  # from what is committed
         for rung, config in pairs.items():
-            found = left(same[0], bear, study.run_replayed, config)
-            yield f"{rung} ({notebooks})", *found
+            yield f"{rung} ({notebooks})", *left(bear, study.run_replayed, config)
     if SPLIT in given:
         names = ("prm", "total_memory", "shares", "num_problems")
         asked = {name: given[SPLIT][f"writing_{name}"] for name in names}
-        bear = (*sizes[1:], *(f"writing_{name}" for name in names))
+        bear = _sizes(given[SPLIT]) | asked
         for name, more in (("a PRM that scores", {}), ("a PRM that writes", plans.WRITES)):
             config = far(SPLIT, plans.writing_config, **asked, **more)
-            found = left(SPLIT, bear, study.run_replayed, config)
+            found = left(bear, study.run_replayed, config)
             yield f"replayed, {name} ({SPLIT[:2]})", *found
     if BATCHING in given:
         grid = plans.changed(GRID, given[BATCHING])
-        bear = (*sizes, *(name for name in given[BATCHING] if hasattr(GRID, name)))
+        bear = _sizes(given[BATCHING], *asdict(grid))
         what: tuple[Any, ...] = run_batches_replayed, far(BATCHING), grid
-        yield f"{REPLAYED} ({BATCHING[:2]})", *left(BATCHING, bear, *what, each=grid.batch_problems)
+        yield f"{REPLAYED} ({BATCHING[:2]})", *left(bear, *what, each=grid.batch_problems)
     if ABLATION in given:
         config = far(ABLATION)
         what = study.run_ablation_replayed, config, plans.replayed_ablation(config)
-        yield f"{REPLAYED} ({ABLATION[:2]})", *left(ABLATION, sizes, *what)
+        yield f"{REPLAYED} ({ABLATION[:2]})", *left(_sizes(given[ABLATION]), *what)
     if OPTIMISATION in given:
         config = far(OPTIMISATION)
         plan = plans.plan_of(plans.PolicyPlan, profile, given[OPTIMISATION])
         what = study.run_policies_replayed, config, plans.replayed_policies(config, plan)
-        bear = (*sizes, "budgets", "kv_shares")
-        yield f"{REPLAYED} ({OPTIMISATION[:2]})", *left(OPTIMISATION, bear, *what)
+        bear = _sizes(given[OPTIMISATION], "budgets", "kv_shares")
+        yield f"{REPLAYED} ({OPTIMISATION[:2]})", *left(bear, *what)
     if MISSING in given:
         own = given[MISSING]
         base = Base.of(own["asked"], own["rounds"], own["replays"])

@@ -21,6 +21,7 @@ import pandas as pd
 
 from workbench.experiments import plans
 from workbench.experiments import rows as drawn
+from workbench.experiments.export import read_figure
 from workbench.experiments.provenance import describe
 from workbench.experiments.sensitivity import missing_values, reach, stored
 from workbench.experiments.settings import RECORDED, REPLAYED, THESIS_SHARE, nearest_to_thesis
@@ -438,8 +439,8 @@ def rows_with_rung(file: Path) -> pd.DataFrame:
     """
     if not file.is_file():
         return pd.DataFrame({"rung": []})
-    rows = pd.read_parquet(file)
-    told = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))["parameters"]
+    rows, record = read_figure(file.stem, file.parent)
+    told = record["parameters"]
     if "rung" not in rows:
         computed = rows["how"] == "computed" if "how" in rows else False
         rows = rows.assign(rung=np.where(computed, REPLAYED, rung_of(told["llm"])))
