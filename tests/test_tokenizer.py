@@ -70,6 +70,11 @@ def test_what_is_missing_is_named(folder):
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(PromptError, match="no chat template"):
         Tokenizer.from_folder(folder).render_chat([])
+    (folder / "config.json").write_text('{"eos_token_id": ["4"]}')
+    with pytest.raises(
+        ModelError, match=r"config\.json has eos_token_id \['4'\]; allowed: a token"
+    ):
+        Tokenizer.from_folder(folder)
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
         Tokenizer.from_folder(folder)

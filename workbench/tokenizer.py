@@ -63,7 +63,11 @@ class Tokenizer:
         eos_ids: list[int] = []
         for name in ("generation_config.json", "config.json"):
             given = _read_json(folder / name).get("eos_token_id")
-            eos_ids += given if isinstance(given, list) else [] if given is None else [given]
+            ids = given if isinstance(given, list) else [] if given is None else [given]
+            if not all(type(each) is int for each in ids):
+                allowed = "a token id, or a list of them"
+                raise ModelError(f"{folder / name} has eos_token_id {given!r}; allowed: {allowed}.")
+            eos_ids += ids
         return cls(backend, config, eos_ids)
 
     def save(self, folder: str | Path) -> None:

@@ -1,5 +1,6 @@
 """Runs carried out with the embedded models: what is stored is what was measured."""
 
+import gc
 from dataclasses import fields, replace
 
 import pandas as pd
@@ -13,7 +14,7 @@ from workbench.experiments.memory import feasibility, starting_share
 from workbench.experiments.plans import setting_of, sweep_config
 from workbench.experiments.provenance import PACKAGE, REPLAY_SOURCES, SOURCES, this_code
 from workbench.experiments.runs import compare, load_runs, sweep_problems
-from workbench.experiments.settings import CONTINUOUS, COUNTED, TIMED
+from workbench.experiments.settings import CONTINUOUS, COUNTED, TIMED, RunSpec
 from workbench.experiments.study import (
     provenance,
     provenance_of,
@@ -29,6 +30,7 @@ from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording
+from workbench.search.search import Search
 from workbench.search.variants import STRATEGIES
 
 SMALL = {"num_problems": 3, "levels": (1, 2), "n": 4, "beam_width": 2, "max_depth": 5}
@@ -94,6 +96,22 @@ def test_interleaved_searches_bring_what_each_brings_alone(sweep, tmp_path):
     found = compare(list(alone.runs["folder"]), list(beside["folder"]))
     assert found.identical and found.parameters.empty
     assert beside["wall_s"].iloc[0] < 2.5 * alone.runs["wall_s"].iloc[0]
+
+
+def test_no_round_pays_for_the_garbage_of_other_searches(monkeypatch):
+    """Garbage waits while a round is played, and no longer."""
+    own, collects = Search.round, []
+
+    def watched(search: Search) -> bool:
+        collects.append(gc.isenabled())
+        return own(search)
+
+    monkeypatch.setattr(Search, "round", watched)
+    config = sweep_config("quick", **SMALL)
+    specs = [RunSpec(config, 0.3, seed) for seed in (0, 1)]
+    for _ in execute.Searches()(specs):
+        assert gc.isenabled()
+    assert len(collects) > 2 and not any(collects)
 
 
 def test_a_study_of_policies_measures_the_working_set_first(tmp_path):

@@ -49,7 +49,7 @@ from workbench.search.search import SYSTEM_PROMPTS
 EVERY_SHARE = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 PROFILES: dict[str, dict[str, Any]] = {
     "quick": {"num_problems": 12, "seeds": (0,), "shares": (0.08, 0.2, 0.3, 0.5)},
-    "default": {"num_problems": 32, "seeds": (0,), "sentinel_every": 2},
+    "default": {"num_problems": 32, "seeds": (0,), "sentinel_every": 5},
     "full": {"num_problems": 128, "seeds": (0, 1, 2, 3, 4), "shares": EVERY_SHARE},
     "thesis": {
         "llm": "llama-3.2-1b",
@@ -229,7 +229,7 @@ class PolicyPlan(Plan):
     kv_shares: tuple[float, ...] = (0.3, 0.5, 0.7)
     num_alone: int = 1
     alone_shares: tuple[float, ...] = (THESIS_SHARE,)
-    repeats: int = 3
+    repeats: int = 2
 
 
 @dataclass(frozen=True, slots=True)

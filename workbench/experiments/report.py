@@ -274,15 +274,17 @@ def ablation_numbers(drawn: Drawn) -> Named:
 
 def techniques_of(drawn: Drawn, name: str) -> pd.DataFrame:
     """Settings of plots.optimisation at the smallest budget, techniques at the thesis's split or
-    without one (kv_share 0); times: tokens/s over those of that split without a technique.
+    without one (kv_share 0); value, low, high: tokens/s over the best static split's without any.
     """
     rows = pd.read_parquet(drawn.folder / f"{name}.parquet").fillna({"kv_share": 0.0})
     plain, near = rows["technique"] == plans.NONE, rows["kv_share"].isin([0.0, THESIS_SHARE])
     rows = rows[(rows["budget"] == rows["budget"].min()) & (plain | near)]
     keys = ["policy", "kv_share", "technique", "label"]
-    wide = rows.pivot_table("value", keys, "metric", sort=False).reset_index()
-    base = wide[(wide["technique"] == plans.NONE) & (wide["kv_share"] == THESIS_SHARE)].iloc[0]
-    return wide.assign(times=wide["tokens_per_s"] / base["tokens_per_s"])
+    again = rows[rows["metric"] == "recomputed"].set_index(keys)["value"].rename("recomputed")
+    rows = rows[rows["metric"] == "tokens_per_s"]
+    split = (rows["policy"] == plans.STATIC) & (rows["technique"] == plans.NONE)
+    rates = rows[BOUNDS] / rows.loc[split, "value"].max()
+    return rows[keys].join(rates).join(again, on=keys)
 
 
 def policy_numbers(drawn: Drawn) -> Named:
@@ -290,19 +292,19 @@ def policy_numbers(drawn: Drawn) -> Named:
     rows, found = drawn.rows("optimisation"), Named()
     for figure, name in (("optimisation_replayed", "far"), ("optimisation", "tiny")):
         table = techniques_of(drawn, figure)
-        times = table.set_index(["policy", "technique"])["times"].sort_index()
-        static, flows = times[plans.STATIC], times[plans.ELASTIC]
-        alone, together = static.drop([plans.NONE, plans.ALL]), static[plans.ALL]
+        times = table.set_index(["policy", "technique"])[BOUNDS].sort_index()
+        static, flows = times.loc[plans.STATIC], times.loc[plans.ELASTIC]
+        alone, together = static.drop([plans.NONE, plans.ALL]), static.loc[plans.ALL]
         if alone.empty:
             raise LookupError(f"{name}: no technique alone was tried")
-        told = {"One": alone.max(), "Together": together, "Rest": together / alone.max(),
-                "All": flows[plans.ALL], "OnTop": flows[plans.ALL] / together,
-                "Flow": flows[plans.NONE] / static[plans.NONE].max()}  # fmt: skip
-        found |= {f"{name}{key}": f"{value:.2f}" for key, value in told.items()}
-        found[f"{name}OneName"] = plans.TECHNIQUES[alone.idxmax()].said
+        best = str(alone["value"].idxmax())
+        told = {"One": alone.loc[best], "Together": together, "All": flows.loc[plans.ALL],
+                "Flow": flows.loc[plans.NONE]}  # fmt: skip
+        found |= {f"{name}{key}": FORM.format(*row) for key, row in told.items()}
+        found[f"{name}OneName"] = plans.TECHNIQUES[best].said
         found[f"{name}Count"] = f"{len(alone)}"
     tried = table[(table["policy"] == plans.STATIC) & (table["technique"] == plans.NONE)]
-    shares = tried.set_index("kv_share")["times"].sort_index()
+    shares = tried.set_index("kv_share")["value"].sort_index()
     edge = ", the highest of them" if shares.idxmax() == shares.index[-1] else ""
     for share in rows.loc[rows["metric"] == "infeasible", "kv_share"].drop_duplicates():
         edge += f"; {share:g} leaves a model less than one request"
@@ -511,14 +513,17 @@ def ablation_table(drawn: Drawn) -> pd.DataFrame:
 
 
 def technique_table(drawn: Drawn) -> pd.DataFrame:
-    """Tokens/s of each policy and technique over the thesis's split, and tokens computed again."""
+    """Tokens/s of each policy and technique over the best static split's, with their interval, and
+    tokens computed again.
+    """
     columns = []
     for figure, rung in (("optimisation", TINY), ("optimisation_replayed", REPLAYED)):
         own = techniques_of(drawn, figure)
         share = own["kv_share"].map(lambda share: f" {share:g}" if share else "")
         names = own.assign(policy=own["policy"].str.replace("_", " ") + share)
         names["technique"] = own["label"].mask(own["technique"] == plans.ALL, "all of these")
-        cells = own["times"].map("{:.2f}".format) + own["recomputed"].map(" ({:,.0f})".format)
+        told = [FORM.format(*row) for row in own[BOUNDS].to_numpy()]
+        cells = told + own["recomputed"].map("; {:,.0f}".format)
         index = pd.MultiIndex.from_frame(names[["policy", "technique"]])
         columns.append(cells.set_axis(index).rename(judged.PAIRS[rung]))
     return pd.concat(columns, axis=1).fillna("not run, or no room").reset_index()

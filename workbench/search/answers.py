@@ -100,7 +100,8 @@ def group_answers(
                 if all(same(each, answer) and same(answer, each) for each in group)
             )
             known[answer] = next(equal, len(groups))
-            groups += [[]] if known[answer] == len(groups) else []
+            if known[answer] == len(groups):
+                groups.append([])
             groups[known[answer]].append(answer)
     return [known[answer] for answer in answers]
 
