@@ -185,7 +185,7 @@ def test_a_peak_never_tells_shares_of_equal_work_apart(seed):
         ((10.0, 14.0, 13.0), 2.0, "depends on"),  # no slower than a share of equal work
     ],
 )
-def test_c4_is_a_rule_over_the_range_of_shares_of_equal_work(walls, evicted, verdict):
+def test_c4_is_a_rule_over_the_range_of_shares_that_may_be_the_fastest(walls, evicted, verdict):
     """Where there is but one, only a replay tells a slow-down from the machine's noise."""
     lost = pd.DataFrame({"llm_share": [0.2, 0.3, 0.5], "wall_s": walls, "seconds": [0, 0, evicted]})
     lost["part"] = "recomputed_evicted"
@@ -197,6 +197,8 @@ def test_c4_is_a_rule_over_the_range_of_shares_of_equal_work(walls, evicted, ver
     assert (judged().key, judged().verdict) == ("C4", verdict)
     assert judged(low=0.3).number.endswith("it depends on the machine's noise")
     assert judged(high=0.5).number.endswith("it depends on the PRM's room at 0.50")
+    told = judged(high=[0.5, 0.3]).number
+    assert told.endswith("may be any from 0.20 to 0.50; it depends on the machine's noise")
     assert judged("replayed SmolLM2", high=0.2).verdict == ("holds" if evicted == 2.0 else "fails")
 
 
