@@ -41,7 +41,8 @@ OUT_OF_STEP = (
 HARDLY = 0.05  # accuracy below which a gain is hardly one
 AGREE = 0.8  # rank correlation from which on two pairs are said to order the shares alike
 MATTERS = 0.01  # of prompt tokens not found cached
-PAIRS = {"measured tiny": "measured tiny pair", RECORDED: "SmolLM2, replayed",
+PAIRS = {"measured tiny": "measured tiny pair", "measured SmolLM2": "SmolLM2, measured",
+         RECORDED: "SmolLM2, replayed",
          REPLAYED: "1B + 8B, replayed"}  # fmt: skip
 """What pages call a pair of models; rows name it in their column `rung`."""
 
@@ -231,8 +232,8 @@ def linear_claim(rows: pd.DataFrame) -> Claim:
 
 
 def eviction_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
-    """C4, at the highest share beside every one that may be the fastest, so that the range over them
-    holds the noise; a replay has none. Holds where recomputing is more than half.
+    """C4, at the highest share beside every one that may be the fastest, so that the range over
+    them holds the noise; a replay has none. Holds where recomputing is more than half.
 
     lost: rows of plots.lost_time; split: of plots.memory_split, with a column rung.
     """
