@@ -290,7 +290,11 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
 
 
 def test_the_committed_ratios_are_those_of_their_rates_and_bounded_everywhere():
-    """Half an interval is at most 0.02 on the embedded pair; what does 0.3's work is 1."""
+    """Half an interval is at most 0.02 on the embedded pair, 0.05 on others but for two; what does
+    0.3's work is 1.
+    """
+    wide = {("measured SmolLM2", 0.08): 0.06}  # eight problems, one seed
+    wide[REPLAYED, 0.4] = 0.12  # its three seeds lose 30, 23 and 6 % there
     rows = pd.read_parquet(ROOT / "figures" / "memory_split.parquet")
     for rung, own in rows[rows["metric"] == "tokens_per_s"].groupby("rung"):
         own = own.set_index("llm_share")
@@ -302,7 +306,8 @@ def test_the_committed_ratios_are_those_of_their_rates_and_bounded_everywhere():
         off = own[~as_thesis]
         assert list(off["ratio"]) == pytest.approx(list(off["value"] / own["value"][0.3]))
         half = (off["ratio_high"] - off["ratio_low"]) / 2
-        assert (half <= (0.02 if rung == "measured tiny" else 0.12)).all()
+        usual = 0.02 if rung == "measured tiny" else 0.05
+        assert all(found <= wide.get((rung, share), usual) for share, found in half.items())
         assert (off["ratio_low"] <= off["ratio"]).all() and (
             off["ratio"] <= off["ratio_high"]
         ).all()

@@ -10,7 +10,6 @@ replay costs is CPU time of this process, for a search at the thesis's scale, ne
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,6 @@ from workbench.config import SweepConfig
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape, device_memory
 from workbench.experiments.provenance import cpu_model, memory_bytes
-from workbench.host import collection_paused
 from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.replay import simulator
 from workbench.replay.answers import Answers
@@ -119,9 +117,7 @@ class Cell:
             given["arena"] = KVArena(shared.memory, _shapes(), policy, share)
         each = zip((TINY, TINY_PRM), self.settings, strict=True)
         llm, prm = (Engine(name, **own, **given) for name, own in each)
-        gc.collect()
-        with collection_paused():  # it would go through the results of all cells
-            self.results.append(searched(workload, llm, prm, seed, record, n=self.n))
+        self.results.append(searched(workload, llm, prm, seed, record, n=self.n))
 
     @property
     def trace(self) -> Trace:

@@ -29,7 +29,13 @@ from plotly.offline import get_plotlyjs
 
 from workbench.config import require_known
 from workbench.errors import ConfigError, RunStoreError
-from workbench.experiments.provenance import git_state, machine_facts, project_root, versions
+from workbench.experiments.provenance import (
+    committed_figures,
+    git_state,
+    machine_facts,
+    project_root,
+    versions,
+)
 
 PRINT_WIDTH_MM, PX_PER_MM = 150.0, 96 / 25.4
 PLOTLY_JS = "plotly.min.js"
@@ -110,12 +116,16 @@ def _kept_images(stem: Path, asked: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read_figure(name: str, folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows and record of a figure in a folder (default: the project's); else RunStoreError."""
-    place = folder or project_root() / "figures"
-    rows, record = (place / f"{name}{ending}" for ending in (".parquet", ".json"))
+    """Rows and record of a figure in a folder (default: the project's as committed, whatever is
+    drawn over it meanwhile); else RunStoreError.
+    """
+    if folder is None:
+        with committed_figures(project_root() / "figures") as kept:
+            return read_figure(name, kept)
+    rows, record = (folder / f"{name}{ending}" for ending in (".parquet", ".json"))
     if not (rows.is_file() and record.is_file()):
         raise RunStoreError(
-            f"Figure {name!r} has no stored rows in {place.name}/; run `workbench figures` first. "
+            f"Figure {name!r} has no stored rows in {folder.name}/; run `workbench figures` first. "
             "(`git checkout figures` brings the committed ones back.)"
         )
     return pd.read_parquet(rows), json.loads(record.read_text(encoding="utf-8"))

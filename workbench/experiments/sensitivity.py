@@ -21,7 +21,6 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.backends import Backend
 from workbench.experiments.export import read_figure
 from workbench.experiments.plans import EVERY_SHARE, PROFILES, sweep_config
-from workbench.experiments.provenance import committed_figures, project_root
 from workbench.experiments.settings import REPLAYED, THESIS_SHARE, nearest_to_thesis, overridden
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
@@ -330,8 +329,7 @@ def token_times(asked: Question) -> pd.DataFrame:
 def stored(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Rows and record of the figure in a folder, where it is not drawn there the committed one."""
     is_there = folder is not None and (folder / f"{FIGURE}.parquet").is_file()
-    with committed_figures(project_root() / "figures") as kept:
-        return read_figure(FIGURE, folder if is_there else kept)
+    return read_figure(FIGURE, folder if is_there else None)
 
 
 def missing_values(rows: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:

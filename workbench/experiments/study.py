@@ -30,7 +30,6 @@ from workbench.experiments.export import SavedFigure, read_figure, save_figure
 from workbench.experiments.memory import ENGINES, FeasibleShares, feasibility, shares_of
 from workbench.experiments.plans import NONE, Plan
 from workbench.experiments.provenance import (
-    committed_figures,
     counted,
     describe,
     machine_facts,
@@ -313,8 +312,7 @@ class Committed:
         """Its rows of a figure, whatever is drawn over that meanwhile, and the figure's record;
         RunStoreError where there are none.
         """
-        with committed_figures(project_root() / "figures") as folder:
-            rows, record = read_figure(name, folder)
+        rows, record = read_figure(name)
         if not (rows["rung"] == self.rung).any():
             raise RunStoreError(
                 f"The committed figure {name} has no rows of {self.rung!r}, which this profile "
