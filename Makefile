@@ -27,8 +27,9 @@ WORKERS ?= 2
 ARGS ?=
 
 # Parameters of the notebooks that were given on make's command line, as options of `workbench figures`.
-PARAMETERS := llm prm total_memory shares problems num_problems seeds n max_depth runs_dir
-GIVEN = $(foreach name,$(PARAMETERS),$(if $(filter command,$(origin $(name))),-p '$(name)=$($(name))'))
+PARAMETERS := llm prm total_memory shares problems num_problems seeds n max_depth
+GIVEN = $(foreach name,$(PARAMETERS),$(if $(filter command,$(origin $(name))),-p '$(name)=$($(name))')) \
+	$(if $(filter command,$(origin runs_dir)),--runs '$(runs_dir)')
 
 # The stamp's name holds what was installed: a change of these files installs again, nothing else does.
 CONTENTS := $(shell cat pyproject.toml constraints.txt .ci/setup | cksum | tr -d ' ')

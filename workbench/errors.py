@@ -62,6 +62,10 @@ class WorkerError(WorkbenchError, RuntimeError):
     """Workers ended in the middle of a group of runs, as often as it was tried."""
 
 
+class BrokenLaw(WorkbenchError, RuntimeError):
+    """What a long check found broken in the engine; no input's fault."""
+
+
 class NotebookError(WorkbenchError, RuntimeError):
     """A notebook stopped at a cell that failed; the cell is named, and what was written by then."""
 

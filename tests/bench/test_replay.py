@@ -44,23 +44,29 @@ def test_the_rows_of_a_small_run(monkeypatch) -> None:
     assert all(row.value >= 0 for name, row in rows.items() if "_error@" not in name)
 
 
-def test_one_slow_repeat_has_its_cell_searched_again(monkeypatch) -> None:
-    """An outlier counts: two repeats that agree do not hide the third."""
+def test_cells_take_turns_round_by_round(monkeypatch) -> None:
+    """A slow minute is every cell's: none plays its next round before the others played theirs."""
+    played: list[str] = []
 
-    def search(cell: Cell, workload: SweepConfig, seed: int) -> None:
-        rate = next(rates) if cell is noisy else 100.0
-        cell.results.append(SimpleNamespace(throughput=SimpleNamespace(tokens_per_s=rate)))
+    def search(cell: Cell, workload: SweepConfig, seed: int) -> SimpleNamespace:
+        rounds = iter(range(cell.n))
+        left = {"a": 3, "b": 2}[name := "a" if cell is first else "b"]
 
-    noisy, calm = make_cells(0)[0][:2]
-    rates = iter((100.0, 60.0, 100.0, 100.0, 100.0))
+        def round() -> bool:
+            played.append(name)
+            return next(rounds) < left - 1
+
+        return SimpleNamespace(round=round, result=lambda: name)
+
+    first, second = make_cells(0)[0][:2]
     monkeypatch.setattr(Cell, "search", search)
-    replay.measure([noisy, calm], make_workload(TINY), 0, 3)
-    assert noisy.spread == pytest.approx(0.4)
-    assert (len(noisy.results), len(calm.results)) == (3 + replay.MORE, 3)
+    replay.measure([first, second], make_workload(TINY), 0, 2)
+    assert "".join(played) == "ababa" * 2
+    assert (first.results, second.results) == (["a"] * 2, ["b"] * 2)
 
 
-def test_of_repeats_the_fastest_steps_are_taken() -> None:
-    """Guards the rate that a replay is held against: steps and the rest are each one's fastest."""
+def test_of_repeats_the_median_is_taken() -> None:
+    """Guards the rate that a replay is held against: steps and the rest are each the median."""
 
     def repeat(steps: list[float], span: float) -> SimpleNamespace:
         speed = SimpleNamespace(tokens=30, wall_s=sum(steps) + span + 1.0)
@@ -68,10 +74,10 @@ def test_of_repeats_the_fastest_steps_are_taken() -> None:
         return SimpleNamespace(throughput=speed, trace=Trace(frames[0], *frames[:1] * 2, frames[1]))
 
     cell = make_cells(0)[0][0]
-    cell.results = [repeat([2.0, 5.0], 0.5), repeat([4.0, 3.0], 2.0)]
-    assert cell.trace.steps["duration_s"].tolist() == [2.0, 3.0]
-    assert cell.trace.spans["duration_s"].tolist() == [0.5]
-    assert cell.tokens_per_s == pytest.approx(30 / (2.0 + 3.0 + 1.5))
+    cell.results = [repeat([2.0, 5.0], 0.5), repeat([4.0, 3.0], 2.0), repeat([9.0, 4.0], 0.7)]
+    assert cell.trace.steps["duration_s"].tolist() == [4.0, 4.0]
+    assert cell.trace.spans["duration_s"].tolist() == [0.7]
+    assert cell.tokens_per_s == pytest.approx(30 / (4.0 + 4.0 + 1.7))
 
 
 def test_errors_are_told_against_whole_repeats_first(monkeypatch) -> None:

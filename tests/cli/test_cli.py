@@ -52,6 +52,9 @@ def test_a_dry_run_takes_profile_file_options_and_set_in_that_order(tmp_path, ca
     for text in ("split-0.400-seed7", "lacks", "1 of 2 runs to do", "is feasible in 64.0 MiB"):
         assert text in shown
     assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
+    file.write_text('{"profile": "full"}')
+    assert main(["sweep", "--dry-run", "--profile", "quick", "--config", str(file)]) == 2
+    assert "--profile is quick, " in capsys.readouterr().err
 
 
 def test_values_read_as_what_they_are():

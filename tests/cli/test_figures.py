@@ -99,6 +99,16 @@ def test_a_sweep_that_cannot_fit_is_said_before_any_notebook_runs(tmp_path, caps
     assert "infeasible: split-0.010-seed0" in capsys.readouterr().out
 
 
+def test_a_sweep_of_which_every_run_failed_is_no_bad_input(calls, monkeypatch, capsys):
+    """Status 1, and no notebook runs."""
+    every = pd.DataFrame({"status": ["failed", "infeasible"], "error": ["it broke", "no room"]})
+    none = SimpleNamespace(runs=every[:0], all_runs=every)
+    monkeypatch.setattr("workbench.cli.study._sweep", lambda *_: none)
+    assert main(["figures", "02", "--profile", "quick"]) == 1
+    assert "No run of the sweep finished: it broke; no room." in capsys.readouterr().out
+    assert not calls
+
+
 @pytest.mark.parametrize("names", [["00"], ["01", "07"]])
 def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
     """The tour, memory and the ablation build or run what they draw themselves; the tour draws no
@@ -183,6 +193,7 @@ def test_what_no_notebook_has_is_refused_before_anything_runs(words, said, how, 
 
 
 def test_a_replot_runs_nothing_and_takes_no_parameter_of_a_run(calls, monkeypatch, capsys):
+    monkeypatch.setenv("WORKBENCH_WORKERS", "4")  # of runs, wherever it was set
     assert main(["figures", "--replot", "memory_split"]) == 0
     assert [name for name, _ in calls] == ["replot", "write_report"]
     assert main(["figures", "--replot", "--dry-run"]) == 2

@@ -212,6 +212,20 @@ def test_values_that_the_thesis_gives_are_not_counted_as_open(drawn) -> None:
     untried = (rows["conclusion"] == sensitivity.UNTRIED).sum()
     assert int(named["missingCount"]) == len(rows) - untried - int(named["givenCount"])
     assert untried and int(named["givenCount"]) == 4
+    assert rows.loc[named["missingMost"], "conclusion"] == sensitivity.DEPENDS
+
+
+def test_where_only_given_values_were_tried_none_is_called_an_assumption(tmp_path) -> None:
+    """Of the depth alone, which changes the losses most and is the thesis's own."""
+    shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / f"{sensitivity.FIGURE}.parquet"
+    rows = pd.read_parquet(file)
+    rows[rows["value"].isin([sensitivity.TAKEN, "depth of the search"])].to_parquet(file)
+    drawn = report.Drawn(tmp_path)
+    assert report.missing_numbers(drawn)["missingMost"] == "none"
+    page = " ".join(report.page(drawn, report.made_of(drawn, report.PARTS)).split())
+    assert "Of the values tried, none that the thesis leaves open." in page
+    assert "depends most on" not in page
 
 
 @pytest.mark.parametrize("where", ["left out", "below captions", "in a list"])

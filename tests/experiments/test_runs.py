@@ -116,7 +116,11 @@ def two_runs(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz", ".zip"])
-def test_runs_arrive_as_they_left_and_a_second_time_change_nothing(tmp_path, two_runs, ending):
+def test_runs_arrive_as_they_left_and_a_second_time_change_nothing(
+    tmp_path, two_runs, ending, monkeypatch
+):
+    unpack, scratch = run_store._unpack, []
+    monkeypatch.setattr(run_store, "_unpack", lambda *to: scratch.append(to[1]) or unpack(*to))
     archive, there = tmp_path / f"runs{ending}", tmp_path / "there"
     assert run_store.export_runs(tmp_path / "here", archive) == [folder.name for folder in two_runs]
     assert run_store.import_runs(archive, there) == ([folder.name for folder in two_runs], [])
@@ -126,6 +130,10 @@ def test_runs_arrive_as_they_left_and_a_second_time_change_nothing(tmp_path, two
     stored, already_there = run_store.import_runs(archive, there)
     assert (stored, len(already_there)) == ([], 2)
     assert sorted(p.name for p in there.iterdir()) == sorted(f.name for f in two_runs)
+    name = scratch[0].name.replace(f"+{os.getpid()}+", "+99999999+")  # of a process that was killed
+    (there / name).mkdir()
+    RunStore(there).clear_leftovers()
+    assert not (there / name).exists()
 
 
 def test_a_different_run_of_the_same_name_is_never_overwritten(tmp_path, two_runs):

@@ -9,7 +9,15 @@ import pytest
 from workbench.errors import ConfigError
 from workbench.experiments import sensitivity
 from workbench.experiments.plans import sweep_config
-from workbench.experiments.sensitivity import DEPENDS, UNTRIED, Base, Setting, missing_values
+from workbench.experiments.sensitivity import (
+    DEPENDS,
+    UNTRIED,
+    Base,
+    FixedPRM,
+    Setting,
+    missing_values,
+    values,
+)
 
 SMALL = replace(
     Base(), asked=replace(Base().asked, n=4, in_flight=2, max_num_seqs=16), rounds=4, replays=3
@@ -29,6 +37,9 @@ def test_every_setting_is_asked_the_same_and_its_row_is_what_its_replays_come_to
     (none,) = SMALL.replayed("GPU", Setting("16 GiB", {"total": "16GiB"})).to_dict("records")
     assert "lack 2.7 GiB" in none["lacks"] and "best" not in none
     replays = small[small["what"] == sensitivity.SHARE]
+    problems = SMALL.pair(Setting("")).answers.recording.problems
+    whole = sum(len(step.tokens) for problem in problems for step in problem.steps)
+    assert replays["tokens"].between(1, whole / 2).all(), "a part of the search was replayed"
     for setting, rows in replays.groupby("setting"):
         row = own.loc[setting]
         assert {row["low"], 0.3, row["high"]} == set(rows["llm_share"])
@@ -42,17 +53,35 @@ def test_every_setting_is_asked_the_same_and_its_row_is_what_its_replays_come_to
 def test_swapping_takes_back_what_computing_again_cost_and_no_more() -> None:
     """Of a token's seconds: those to compute it, and those to move it there and back."""
     taken = pd.DataFrame({"what": "share", "llm_share": [0.08, 0.3, 0.5], "tokens_per_s": 100.0})
+    taken["tokens"] = 5_000  # of the rounds that were replayed
     again = {"llm_computed_again": [0, 0, 0], "prm_computed_again": [0, 0, 10_000]}
     found = SMALL.swapped(taken.assign(**again)).iloc[0]
-    steps = [s for p in SMALL.pair(Setting("")).answers.recording.problems for s in p.steps]
-    tokens = sum(len(step.tokens) for step in steps)
     times = sensitivity.token_times(SMALL.asked).set_index(["model", "device"])
     saved = 1e4 * -np.diff(times.loc[("prm", "a100-40")][["recompute_us", "swap_us"]])[0] / 1e6
-    faster = tokens / (tokens / 100.0 - saved)
+    faster = 5_000 / (5_000 / 100.0 - saved)
     assert saved > 0 and found["loss_low"] == pytest.approx(1 - 100.0 / faster)
     assert found["best"] == 0.5
     own = replace(SMALL, asked=replace(SMALL.asked, device="mine.json")).swapped(taken)
     assert own["lacks"].tolist() == ["no bus to the host is known of mine.json"]
+
+
+def test_what_does_not_fit_is_a_row_that_says_so_and_ends_no_study() -> None:
+    """A PRM that half of the memory cannot hold, and a pair that fits at no share that is asked."""
+    small = replace(SMALL, asked=replace(SMALL.asked, device="rtx-4090", total="22GiB"))
+    (prm,) = small.replayed("the PRM's remainder", Setting("always 0.5", pair=FixedPRM))["lacks"]
+    assert "leaves llama-3.1-8b-prm 11.0 GiB" in prm
+    other = {"llm": "llama-3.1-8b-prm", "prm": "llama-3.2-1b"}
+    (none,) = small.replayed("GPU", Setting("turned", other))["lacks"]
+    assert none.endswith("fit, none of 0.08 to 0.5")
+
+
+def test_reasons_are_true_of_other_questions_too() -> None:
+    """Where only what is replayed is set otherwise, and where nothing would fit turned round."""
+    why = {value.name: value.why for value in values()}["problems in flight"]
+    assert why == "their beams are 3 times max_num_seqs on both scales"
+    own = Base(replace(Base().asked, n=8, in_flight=24))
+    why = {value.name: value.why for value in values(own)}["problems in flight"]
+    assert why == "their beams are 3 (tiny) and 0.75 times max_num_seqs"
 
 
 def test_a_conclusion_depends_on_a_value_where_a_setting_breaks_one_of_its_three_parts() -> None:
@@ -138,7 +167,10 @@ def test_what_is_asked_otherwise_is_what_is_told_to_be_taken() -> None:
     taken = {value.name: value.taken for value in sensitivity.values(base)}
     assert taken["n"] == "16 (tiny), 64 (thesis scale)"
     assert taken["problems in flight"].endswith("24 (thesis scale)")
-    assert taken["depth of the search"] == "the first 16" and "h100 (thesis" in taken["GPU"]
+    assert (
+        taken["depth of the search"] == "the first 32 rounds, two a step"
+        and "h100 (thesis" in taken["GPU"]
+    )
     (row,) = base.replayed("problems in flight", Setting("96", {"in_flight": 96})).to_dict(
         "records"
     )

@@ -159,6 +159,7 @@ def limit_rows(model="llm"):
     names = ["kind", "max_num_seqs", "max_num_batched_tokens", "tokens_per_s", "steps_per_s"]
     cells = pd.DataFrame(rows, columns=[*names, "error"]).assign(model=model)
     rate = cells["steps_per_s"]
+    cells["status"] = np.where(rate.isna(), "infeasible", "finished")
     return cells.assign(steps_per_s_low=0.9 * rate, steps_per_s_high=1.2 * rate)
 
 

@@ -138,9 +138,9 @@ def test_the_heat_map_holds_every_cell_and_hatches_what_cannot_be():
     cells = rows[rows["kind"] == "continuous"]
     grid = cells.pivot_table("tokens_per_s", "max_num_seqs", "max_num_batched_tokens", dropna=False)
     np.testing.assert_allclose(np.array(heat.z, float), grid)
-    hatched = trace(fig, "infeasible")
+    hatched = trace(fig, "no rate")
     assert (list(hatched.x), list(hatched.base)) == ([0], [1.5])
-    assert "more sequences than tokens" in hatched.customdata[0][0]
+    assert tuple(hatched.customdata[0]) == ("infeasible", "more sequences than tokens")
     assert "99 blocks" not in fig.layout.meta["caption"], "plain words, true of every pair"
 
 
@@ -339,6 +339,18 @@ def test_batch_limits_of_two_rungs_are_two_heat_maps_and_each_line_is_named_once
     assert len(names) == len(set(names)) and "static, padded: does not fit" in names
     assert "generated tokens/s (above)" in fig.layout.title.text
     assert not any("continuous batching" in (a.text or "") for a in fig.layout.annotations)
+
+
+def test_batches_that_failed_are_not_called_infeasible():
+    """Whose worker died: neither too few blocks nor more sequences than tokens."""
+    rows = synthetic.limit_rows()
+    died = rows["steps_per_s"].isna() & (rows["max_num_seqs"] == 64)
+    fig = plots.batch_limits(rows.assign(status=rows["status"].mask(died, "failed")))
+    assert "static, padded: failed" in [trace.name for trace in fig.data]
+    assert "Some runs failed" in fig.layout.meta["caption"]
+    usual = plots.batch_limits(rows)
+    assert "static, padded: does not fit" in [trace.name for trace in usual.data]
+    assert "failed" not in usual.layout.meta["caption"]
 
 
 def test_what_was_replayed_has_another_ground():

@@ -193,6 +193,7 @@ def test_recorded_memory_must_fit_the_device_too(measured) -> None:
         ({"block_size": "abc"}, "WhatIf.block_size is 'abc'; allowed: a whole number from 1"),
         ({"min_problem_batch": 2.5}, "min_problem_batch is 2.5"),
         ({"dtype_bytes": 0}, "dtype_bytes is 0"),
+        ({"dtype_bytes": 1}, "dtype_bytes alone"),
         ({"policy": "static", "llm": {"num_blocks": 50}}, "num_blocks beside a memory"),
     ],
 )

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from workbench.errors import ConfigError
+from workbench.search.answers import UNSCORED
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.result import Mark, Throughput
@@ -75,6 +76,14 @@ def test_what_is_sampled_ahead_keeps_no_beam(fake_engine):
     ended = first.merge(result.candidates[["problem_id", "node_id"]])
     kept = first[first["kept"]].groupby("problem_id").size()
     assert kept.sub(ended.groupby("problem_id").size(), fill_value=0).le(8 // 4).all()
+
+
+def test_what_lies_between_a_beam_and_what_it_is_judged_by_has_its_own_score(fake_engine):
+    """Of two steps ahead the PRM is asked about the second alone, and answers for both."""
+    strategy = Lookahead(n=4, beam_width=2, max_depth=4, lookahead=2)
+    llm, prm = fake_engine(), PRM(fake_engine())
+    result = run_search(load_problems("tiny", limit=2), llm=llm, prm=prm, strategy=strategy)
+    assert result.tree["depth"].max() > 2 and result.tree["score"].ne(UNSCORED).all()
 
 
 def test_the_tree_is_a_tree(result):

@@ -139,6 +139,28 @@ def test_what_asks_for_nothing_is_as_good_as_absent(service):
     assert status == 200, text
 
 
+def test_parts_of_a_message_are_lines_as_they_are_of_vllm(service):
+    """Guards words that run together where one part ends and the next begins."""
+    parts = [{"type": "text", "text": text} for text in ("Compute 1+1.", "Show steps.")]
+    whole = {"messages": [{"role": "user", "content": "Compute 1+1.\nShow steps."}]}
+    asked = CHAT | {"temperature": 0, "max_tokens": 4}
+    told = [
+        json.loads(ask(service, CHATS, asked | given)[1])
+        for given in (whole, {"messages": [{"role": "user", "content": parts}]})
+    ]
+    first, second = (each["usage"]["prompt_tokens"] for each in told)
+    assert first == second and told[0]["choices"] == told[1]["choices"]
+
+
+def test_json_sent_as_a_form_is_told_to_be_so(service):
+    """As curl does with -d alone: the body is right, its header is not."""
+    header = {"Content-Type": "application/x-www-form-urlencoded"}
+    status, text = ask(service, CHATS, CHAT, header)
+    error = json.loads(text)["error"]
+    assert (status, error["param"]) == (400, "body")
+    assert "Content-Type: application/json" in error["message"]
+
+
 def test_critiques_count_as_beams(service):
     """Guards that a search is refused by what it may ask for at a time, as its n is."""
     body = CHAT | {"model": "search/beam", "search": {"n": 64, "critiques": 5}}

@@ -123,6 +123,8 @@ def test_what_cannot_be_drawn_is_said_and_the_next_move_draws_again(view):
     """A named error stands in the words' place, and that the figure is not of this place."""
     view.box.children[0].value = 9
     assert view.words.text.startswith("ConfigError: nine cannot be drawn (Drawn below is the last")
+    assert view.copy.value == "", "no command of another place"
+    assert "there is nothing to pin" in press(view, "pin for comparison")
     view.box.children[0].value = 2
     assert view.words.text == "it stands on 2"
     assert view.figures[0].layout.title.text == "at 2"

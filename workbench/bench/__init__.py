@@ -145,7 +145,9 @@ def accepted(name: str, measured: Any, given: Mapping[str, Any]) -> dict[str, An
     known = {name: each.default for name, each in inspect.signature(measured).parameters.items()}
     given = dict(given)
     if "model" in given and "model" not in known:  # searches name two models, this is the first
-        given.setdefault("llm", given.pop("model"))
+        if "llm" in given:
+            raise ConfigError(f"bench {name} takes --model or --llm, which are one, not both.")
+        given["llm"] = given.pop("model")
     for each in given:
         if each not in known:
             takes = ", ".join(f"--{own}" for own in known)

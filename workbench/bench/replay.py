@@ -2,9 +2,9 @@
 
 Cells are searches of the embedded pair at different splits, policies, limits and n. Some calibrate
 this machine, the others are held out: their throughput is replayed and held against the measured
-one, their events are compared step by step. Cells are searched in turn, and one whose repeats lie
-more than 5 % apart again. `@repeats` are means over every repeat of the error's size; without it
-errors are against a composite, which the device is fitted to: of each step the fastest. What a
+one, their events are compared step by step. All cells' rounds take turns, so that a slow minute of
+the machine is every cell's. `@repeats` are means over every repeat of the error's size; without it
+errors are against a composite, which the device is fitted to: of each step the median. What a
 replay costs is CPU time of this process, for a search at the thesis's scale, never replayed before.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -24,11 +24,14 @@ import torch
 
 from workbench.bench.kernels import gpu_ceiling, require_gpu
 from workbench.bench.record import Row, measure_ceiling, median_row
-from workbench.bench.search import TINY, TINY_PRM, make_workload, searched
+from workbench.bench.search import TINY, TINY_PRM, make_workload
 from workbench.config import SweepConfig
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape, device_memory
+from workbench.experiments.execute import make_search
 from workbench.experiments.provenance import cpu_model, memory_bytes
+from workbench.experiments.runs import sweep_problems
+from workbench.host import collection_paused
 from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.replay import simulator
 from workbench.replay.answers import Answers
@@ -37,6 +40,7 @@ from workbench.replay.miss_ratio import curve_sizes, miss_ratio
 from workbench.replay.workload import thesis_search
 from workbench.search.recording import read_recording
 from workbench.search.result import SearchResult
+from workbench.search.search import Search
 from workbench.trace import Trace
 
 PROFILES = {"quick": (2, 1, 4), "default": (8, 3, 12), "full": (16, 5, 18)}
@@ -47,7 +51,6 @@ SPLITS = ((96, 480), (200, 120), (400, 80), (140, 240), (260, 96))  # blocks of 
 LIMITS = ((64, 2048), (16, 256), (8, 512), (32, 1024))  # max_num_seqs, max_num_batched_tokens
 SHARED = ("marginal_value", "first_come", "phase_aware", "static")  # policies of one memory
 ARENA = (110, 170)  # blocks that its bytes would be for LLM and PRM
-SPREAD, MORE = 0.05, 2  # repeats further apart than this are searched again, so often at most
 CURVE_SIZES = 32
 REPEATS = 3  # of what is timed at scale
 MODE: dict[str, Any] = {
@@ -108,8 +111,8 @@ class Cell:
         llm, prm = (n * shape.block_bytes for n, shape in zip(self.blocks, _shapes(), strict=True))
         return simulator.SharedMemory(llm + prm, self.policy, llm / (llm + prm))
 
-    def search(self, workload: SweepConfig, seed: int, record: Path | None = None) -> None:
-        """Search once more on fresh engines."""
+    def search(self, workload: SweepConfig, seed: int, record: Path | None = None) -> Search:
+        """One more search on fresh engines, to be played."""
         given: dict[str, Any] = {"max_model_len": MODE["max_model_len"]}
         if (shared := self.shared) is not None:
             share = shared.kv_share if shared.keeps_split else None
@@ -117,24 +120,25 @@ class Cell:
             given["arena"] = KVArena(shared.memory, _shapes(), policy, share)
         each = zip((TINY, TINY_PRM), self.settings, strict=True)
         llm, prm = (Engine(name, **own, **given) for name, own in each)
-        self.results.append(searched(workload, llm, prm, seed, record, n=self.n))
+        config = replace(workload, n=self.n)
+        return make_search(sweep_problems(config), llm, prm, config, seed, record)
 
     @property
     def trace(self) -> Trace:
-        """Each step as long as in the repeat in which it was fastest; spans of the one with the
-        fewest seconds of them.
-        """
+        """Each step and span as long as the median of the repeats'."""
         traces = [result.trace for result in self.results]
-        fastest = np.min([trace.steps["duration_s"] for trace in traces], axis=0)
-        spans = min((trace.spans for trace in traces), key=lambda spans: spans["duration_s"].sum())
-        return replace(traces[0], steps=traces[0].steps.assign(duration_s=fastest), spans=spans)
+        steps, spans = (
+            frames[0].assign(duration_s=np.median([each["duration_s"] for each in frames], axis=0))
+            for frames in ([each.steps for each in traces], [each.spans for each in traces])
+        )
+        return replace(traces[0], steps=steps, spans=spans)
 
     @property
     def tokens_per_s(self) -> float:
-        """Over the seconds of `trace`, and the fewest that a repeat spent outside of steps."""
+        """Over the seconds of `trace`'s steps, and the median of what repeats spent outside."""
         steps = [each.trace.steps["duration_s"].sum() for each in self.results]
         outside = [each.throughput.wall_s - spent for each, spent in zip(self.results, steps)]
-        seconds = min(outside) + self.trace.steps["duration_s"].sum()
+        seconds = median(outside) + self.trace.steps["duration_s"].sum()
         return float(self.results[0].throughput.tokens / seconds)
 
     @property
@@ -165,13 +169,15 @@ def make_cells(held_out: int) -> tuple[list[Cell], list[Cell]]:
 
 
 def measure(measured: list[Cell], workload: SweepConfig, seed: int, repeats: int) -> None:
-    """Search every cell so often, in turn, and those whose repeats disagree once more."""
+    """Search every cell so often; of each repeat the rounds of all cells take turns."""
     for _ in range(repeats):
-        for cell in measured:
-            cell.search(workload, seed)
-    for _ in range(MORE if repeats > 1 else 0):
-        for cell in [cell for cell in measured if cell.spread > SPREAD]:
-            cell.search(workload, seed)
+        searches = [cell.search(workload, seed) for cell in measured]
+        playing = searches
+        while playing:
+            with collection_paused():
+                playing = [search for search in playing if search.round()]
+        for cell, search in zip(measured, searches, strict=True):
+            cell.results.append(search.result())
 
 
 def this_machine(device: str = "cpu") -> Device:
@@ -198,8 +204,7 @@ def fitted_device(
     with TemporaryDirectory() as folder:
         for n in WIDTHS:
             cell, path = next(cell for cell in fitted if cell.n == n), Path(folder) / f"{n}.parquet"
-            cell.search(workload, seed, path)
-            cell.results.clear()
+            cell.search(workload, seed, path).play()
             answers[n] = Answers(read_recording(path))
     measure([*fitted, *others], workload, seed, repeats)
     runs = [simulator.MeasuredRun(answers[cell.n], cell.trace, *cell.settings) for cell in fitted]

@@ -107,14 +107,17 @@ def run(
     """The rows of `workbench bench search`; with `peer` those of whole systems beside ours, on easy
     MATH problems, and nothing else.
     """
+    for name, given, usual in (("strategy", strategy, "beam_search"), ("repeats", repeats, None)):
+        if given != usual and peer is None:
+            raise ConfigError(f"{name} is {given}; it is of --peer alone: give both, or neither.")
+    if seeds is not None and (peer is not None or llm != TINY):
+        raise ConfigError(f"seeds is {seeds}; it is of the tiny pair, without --peer.")
     if peer is not None:
         systems, limit = chosen_systems(peer), PEER_PROBLEMS[profile]
         workload = make_workload(llm, prm, problems, limit, levels=EASY, strategy=strategy)
         times = range(repeats or PEER_REPEATS[profile])
         yield from rows_beside(workload, systems, KV_MEMORY, seeds=times)
         return
-    if repeats is not None:
-        raise ConfigError(f"repeats is {repeats}; it is of --peer alone: give both, or --seeds.")
     if llm != TINY:
         yield from real_rows(make_workload(llm, prm, problems, REAL_PROBLEMS[profile]))
         return

@@ -30,7 +30,7 @@ from workbench.bench.search import TINY, make_workload, roomy_engine, searched
 from workbench.config import SweepConfig
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
-from workbench.errors import WorkbenchError
+from workbench.errors import BrokenLaw, WorkbenchError
 from workbench.experiments.execute import make_search
 from workbench.experiments.runs import sweep_problems
 from workbench.kvcache.arena import KVArena
@@ -117,7 +117,7 @@ def soak(workload: SweepConfig, least_s: float, seed: int = 0) -> Iterator[Row]:
     yield Row("rss_growth", growth, "fraction", repeats=quarter)
     if broken or done["wrong"]:
         told = "; ".join(broken[:3]) or f"{done['wrong']} nodes differ"
-        raise WorkbenchError(f"The soak broke something: {told}. Repeat it with --seed {seed}.")
+        raise BrokenLaw(f"The soak broke something: {told}. Repeat it with --seed {seed}.")
 
 
 @contextmanager

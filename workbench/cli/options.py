@@ -17,7 +17,14 @@ import typer
 from typer import Option
 
 from workbench.config import BACKENDS, Range, declared_fields
-from workbench.errors import ConfigError, NotebookError, StepError, WorkbenchError
+from workbench.errors import (
+    BrokenLaw,
+    ConfigError,
+    NotebookError,
+    StepError,
+    WorkbenchError,
+    WorkerError,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -129,7 +136,7 @@ def command(verb: Verb, resumable: bool = False) -> Verb:
             if debug:
                 raise
             print(f"{context.command_path}: {problem}", file=sys.stderr)
-            stopped = isinstance(problem, NotebookError | StepError)
+            stopped = isinstance(problem, NotebookError | StepError | WorkerError | BrokenLaw)
             raise typer.Exit(FAILED if stopped else BAD_INPUT) from problem
 
     called.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
@@ -159,7 +166,7 @@ def literal(text: str) -> Any:
     """The value of a text: a Python or JSON literal where it reads as one, else the text."""
     try:
         return ast.literal_eval(WORDS.get(text.lower(), text))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return text
 
 

@@ -64,7 +64,7 @@ def figures(
 
     parameters = options.key_values(parameter, "-p")
     if replot:
-        if dry_run or retry_failed or stale or out or runs or workers or backend != HERE:
+        if dry_run or retry_failed or stale or out or runs:
             raise ConfigError(
                 "figures --replot runs nothing: it takes names, --profile and -p alone."
             )
@@ -91,7 +91,11 @@ def figures(
     sweep = _sweep(config, runs, how, on) if reads else None
     if sweep is not None and sweep.runs.empty:
         reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
-        raise RunStoreError(f"No run of the sweep finished: {reasons}. There is nothing to draw.")
+        text = f"No run of the sweep finished: {reasons}. There is nothing to draw."
+        if (sweep.all_runs["status"] != "failed").all():
+            raise RunStoreError(text)
+        terminal().print(text, style="red", markup=False)
+        raise Exit(options.FAILED)
     executed = notebooks.run_notebooks(
         names or None, profile, passed, out, environment=on.environment
     )
@@ -334,6 +338,8 @@ def sweep(
             raise ConfigError(f"{config} cannot be read as JSON settings: {problem}.") from problem
         if not isinstance(stored, dict):
             raise ConfigError(f'{config} holds no object of settings, e.g. {{"n": 16}}.')
+        if (own := stored.get("profile", profile)) != profile != "default":
+            raise ConfigError(f"--profile is {profile}, {config} has {own}: leave one of them out.")
         given |= stored
     wanted = sweep_config(**given | settings | options.key_values(more, "--set"))
     how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}

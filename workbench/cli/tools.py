@@ -75,6 +75,7 @@ def run(
     from workbench.experiments.settings import RunSpec, with_width
     from workbench.search.problems import Problem, load_problems
     from workbench.search.search import as_problems
+    from workbench.search.variants import STRATEGIES
 
     if problem is not None:
         for name, given in (("problems", problems), ("index", index), ("level", level)):
@@ -94,6 +95,11 @@ def run(
         told = f"run searches one problem and takes no --set of {', '.join(sorted(idle))}"
         raise ConfigError(f"{told}; --problems, --level, --index and --seed say which, and how.")
     config = SweepConfig.from_dict(with_width(settings | own))
+    has = {field.name for field in fields(STRATEGIES[config.strategy])}
+    for setting in {"beam_width", "max_depth"} - has:
+        value = (settings | own).get(setting)
+        if value not in (None, getattr(SweepConfig(), setting)):
+            raise ConfigError(f"{config.strategy} has no {setting}, given {value}: leave it out.")
     if llm_share in (0, 1):
         raise ConfigError(f"--llm-share is {llm_share:g}; allowed: between 0 and 1, not these.")
     if engine is None:
@@ -261,7 +267,8 @@ def _show_advice(found: Advice) -> None:
     cells = []
     for row in rows:
         limited = row["what"] not in (NO_LIMIT, WHOLE)
-        sizes = [both(row, f"{n}_tokens", ",.0f", 1e-3) if limited else "" for n in ("kv", "lacks")]
+        kv, lacks = (both(row, f"{n}_tokens", ",.0f", 1e-3) for n in ("kv", "lacks"))
+        sizes = kv if limited else "", lacks if row["what"] == SHARE else ""
         share_ = f"{row['llm_share']:.3g}" if limited else ""
         hits, again = both(row, "hit_rate", ".1f", 100), both(row, "computed_again", ",.0f", 1e-3)
         best = "" if row["what"] == WHOLE else f"{row['against_best']:+.1%}"
@@ -375,6 +382,8 @@ def bench(
     if name == "stale":
         from workbench.bench import doubted
 
+        if json or given.keys() - {"profile"}:
+            raise ConfigError("bench stale takes no option: it lists records of every benchmark.")
         console.print("\n".join(doubted()) or "Every record stands.")
         return
     from workbench.bench import measure

@@ -212,6 +212,7 @@ def block_numbers(drawn: Drawn) -> Named:
         for end, own in zip(("Mid", "High"), ends):
             took, gave, again = own[["allocated", "evicted", "thrashed"]].sum()
             found[f"{name}{end}Blocks"] = f"{gave:,} of {took:,}, {again:,} asked for again"
+            found[f"blocks{end}Share"] = f"{own['llm_share'].iloc[0]:.2f}"
         found[f"{name}Need"] = f"{needs[rung]:.2f}"
     return found
 
@@ -380,21 +381,24 @@ def missing_numbers(drawn: Drawn) -> Named:
     kept, breaks = (table["conclusion"] == w for w in (sensitivity.SURVIVES, sensitivity.DEPENDS))
     own = rows[rows["kind"] == "setting"].set_index("value")
     losses = own.filter(like="loss_")
-    most = str((losses - losses.loc[sensitivity.TAKEN]).abs().max(axis=1).idxmax())
+    change = (losses - losses.loc[sensitivity.TAKEN]).abs().max(axis=1)
+    change = change[change.index.isin(table.index[breaks & ~given])]
+    most = str(change.idxmax()) if len(change) else "none"
     told = table["told"].str.partition("; plateau")[0]
     return {
         "farInFlight": f"{base['asked']['in_flight']}",
-        "farSteps": f"{base['rounds'] // 2}",
+        "farRounds": f"{base['rounds']}",
         "farProblems": drawn.said(sensitivity.FIGURE, r"of (\d+) problems"),
         "farSearch": drawn.said("memory_split", OF_REPLAY),
         "takenTold": sensitivity.verdict(own.loc[[sensitivity.TAKEN]])[1],
+        "deepTried": str(table.at["depth of the search", "tried"]),
         "deepTold": str(table.at["depth of the search", "told"]),
         "missingCount": f"{((kept | breaks) & ~given).sum()}",
         "missingKept": f"{(kept & ~given).sum()}",
         "givenCount": f"{given.sum()}",
         "givenKept": f"{(kept & given).sum()}",
         "missingMost": most,
-        "missingMostTold": told[most],
+        "missingMostTold": told.get(most, ""),
         "missingNames": judged.listed(table.index[breaks & (table.index != most)], ""),
     }
 

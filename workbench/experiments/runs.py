@@ -394,7 +394,8 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
             f"There is no archive {str(source)!r}; give a file that `workbench runs export` wrote."
         )
     store.root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=store.root) as scratch:
+    own = store._temporary("import").name  # clear_leftovers knows it
+    with tempfile.TemporaryDirectory(prefix=own, dir=store.root) as scratch:
         _unpack(source, Path(scratch))
         folders = sorted(folder for folder in Path(scratch).iterdir() if folder.is_dir())
         if not folders:

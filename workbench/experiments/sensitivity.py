@@ -107,7 +107,9 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
     asked = base.asked
     longest = min(model_spec(model).max_model_len for model in (tiny.llm, tiny.prm))
     means = {None: longest, "auto": "float32"}  # what both can read; what a CPU computes in
-    beams = asked.in_flight * asked.n
+    own = tiny.min_problem_batch * tiny.n / tiny.max_num_seqs
+    times = asked.in_flight * asked.n / asked.max_num_seqs
+    beams = reach(own, times, "g", " (tiny) and ") + " times max_num_seqs"
 
     def both(name: str, field: str = "") -> str:
         """One value where both scales take the same. field: of what is replayed, if it has one."""
@@ -118,7 +120,7 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
     return (
         Value("problems in flight", "a minimum batch, no number",
               both("min_problem_batch", "in_flight"),
-              f"their beams are {beams / asked.max_num_seqs:g} times max_num_seqs on both scales",
+              f"their beams are {beams}{' on both scales' if own == times else ''}",
               set_to("in_flight", 12, 24, 96)),
         Value("GPU", "not named", f"this machine (tiny), {asked.device} (thesis scale)",
               "0.08 to 0.5 is feasible in 40 to 48 GiB",
@@ -167,9 +169,9 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
         Value("seeds", "not stated", f"{len(tiny.seeds)} (default), {len(full.seeds)} (full)",
               "a run's seed fixes every token",
               tuple(Setting(f"seed {seed}", seed=seed) for seed in (1, 2))),
-        Value("depth of the search", "40 steps", f"the first {base.rounds // 2}",
+        Value("depth of the search", "40 steps", f"the first {base.rounds} rounds, two a step",
               "a replay of seconds; deeper beams need more cache",
-              (Setting("all 40 steps", rounds=80),)),
+              (Setting("80 rounds", rounds=80),)),
         Value(SWAP, "not stated", "recompute", "no second memory to swap to"),
     )  # fmt: skip
 
@@ -205,14 +207,17 @@ class Base:
         where = {"value": value, "setting": setting.label}
         try:
             pair = self.pair(setting)
+            axis = [share for share in pair.axis if LOW <= share <= HIGH]
+            if not axis:
+                low, high = pair.feasible
+                raise OutOfMemory(f"only {low:.2f} to {high:.2f} fit, none of {LOW} to {HIGH}")
+            first = {axis[0], nearest_to_thesis(axis), axis[-1]}
+            found = Explored.of(pair, axis, first, self.replays)
         except (OutOfMemory, ConfigError) as error:
             if value == TAKEN:
                 raise
             lacks = str(error).partition(";")[0].partition(":")[0]
             return pd.DataFrame([where | {"kind": "setting", "lacks": lacks}])
-        axis = [share for share in pair.axis if LOW <= share <= HIGH]
-        first = {axis[0], nearest_to_thesis(axis), axis[-1]}
-        found = Explored.of(pair, axis, first, self.replays)
         rows = found.table(pair).assign(kind="replay", **where)
         ends = dict(zip(("feasible_low", "feasible_high"), pair.feasible))
         return pd.concat([rows, summary(rows).assign(**where, **ends)], ignore_index=True)
@@ -229,14 +234,12 @@ class Base:
             lacks = f"no bus to the host is known of {self.asked.device}"
             return pd.DataFrame([where | {"lacks": lacks}])
         taken = taken[taken["what"] == SHARE]
-        problems = self.pair(Setting(TAKEN)).answers.recording.problems
-        tokens = sum(len(step.tokens) for problem in problems for step in problem.steps)
-        seconds = tokens / taken["tokens_per_s"]
+        seconds = taken["tokens"] / taken["tokens_per_s"]
         times: Any = token_times(self.asked).set_index(["device", "model"]).loc[self.asked.device]
         saved = 1e-6 * (times["recompute_us"] - times["swap_us"]).clip(lower=0)
         for role in ROLES:
             seconds -= taken[f"{role}_computed_again"] * saved[role]
-        return summary(taken.assign(tokens_per_s=tokens / seconds)).assign(**where)
+        return summary(taken.assign(tokens_per_s=taken["tokens"] / seconds)).assign(**where)
 
     @classmethod
     def of(cls, asked: Mapping[str, Any], rounds: int | None, replays: int | None) -> Base:
@@ -277,8 +280,9 @@ class Base:
         total = format_size(parse_size(a.total)) if a.total else f"{USABLE:.0%} of the device's"
         return (
             f"LLM {a.llm}, PRM {a.prm} ({REPLAYED}); total memory {total}, activations in it.\n"
-            f"The first {self.rounds // 2} steps of {a.problems} problems, 1 seed, n = {a.n}, beam "
-            f"width {a.beam_width}, {a.in_flight} in flight; simulated {device.name}. "
+            f"The first {self.rounds} rounds, two a step, of a search of {a.problems} problems, 1 "
+            f"seed, n = {a.n}, beam width {a.beam_width}, {a.in_flight} in flight; simulated "
+            f"{device.name}. "
             f"{NOTHING_WAS_RUN.format(DRAWN)}"
         )
 
@@ -348,11 +352,10 @@ def missing_values(rows: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFram
         if value.name == WHOSE:
             low, high = 1 - taken["feasible_high"], 1 - taken["feasible_low"]
             ends = ((f"figure 6.2's {THESIS_SHARE}", THESIS_SHARE), ("the lower end", LOW))
+            low, high = max(low, LOW), min(high, HIGH)
             lost = [name for name, share in ends if not low <= share <= high]
-            told = (
-                f"as the PRM's part only {max(low, LOW):.2f} to {min(high, HIGH):.2f} of {LOW} to "
-                f"{HIGH} would fit both models"
-            )
+            fit = f"only {low:.2f} to {high:.2f}" if low <= high else "no share"
+            told = f"as the PRM's part {fit} of {LOW} to {HIGH} would fit both models"
             if lost:
                 both = "neither {} nor {} could" if len(lost) > 1 else "{} could not"
                 told += f", and {both.format(*lost)} have been run"

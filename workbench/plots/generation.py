@@ -193,8 +193,9 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """One model's throughput over max_num_batched_tokens and max_num_seqs; static batches beside.
 
     rows: model, kind (continuous | continuous, no prefix cache | static, padded), max_num_seqs,
-    max_num_batched_tokens, tokens_per_s, steps_per_s with _low and _high, error: why a cell has no
-    rates. A panel of a pair (rows with a column rung) says in the title what the heat map shows.
+    max_num_batched_tokens, tokens_per_s, steps_per_s with _low and _high, status, error: why a cell
+    has no rates. A panel of a pair (rows with a column rung) says in the title what the heat map
+    shows.
     """
     model, in_panel = str(rows["model"].iloc[0]), "rung" in rows
     head = 0.46 - (0.06 if in_panel else 0)  # of the lines; a panel's legend has one line more
@@ -210,13 +211,16 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     axis = {"range": [0, 1.04 * theme.highest(rates)], "domain": [0, head]}
     fig.update_yaxes(title_text=STEPS[model], **axis, row=2, col=1)
     legend_at(fig, "legend", head + 0.005)
-    cannot = "; hatched: infeasible" if continuous["tokens_per_s"].isna().any() else ""
+    why = continuous.loc[continuous["tokens_per_s"].isna(), "status"].unique()
+    cannot = f"; hatched: {' or '.join(sorted(why))}" if len(why) else ""
     if not in_panel:
         say(fig, f"<b>{TOKENS[model]}</b>, continuous batching{cannot}", 0, 1, yshift=4)
     label, tokens, steps = MODELS[model].label, TOKENS[model], STEPS[model]
     caption = _LIMITS_CAPTION.format(label=label, tokens=tokens, steps=steps)
     if (rows["steps_per_s_low"] < rows["steps_per_s_high"]).any():
         caption += " Bars reach from the slowest to the fastest repetition."
+    if (rows["status"] == "failed").any():
+        caption += " Some runs failed: hatched or crossed, too, and the pointer says why."
     title = f"Throughput of the {label} over its batch limits"
     title += f": {tokens} (above)" if in_panel else ""
     return finish(fig, title, caption, provenance, 540 if in_panel else 560)
@@ -251,11 +255,11 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
         base=[seqs.index(s) - 0.5 for s in cannot["max_num_seqs"]],
         y=np.ones(len(cannot)),
         width=1.0,
-        customdata=cannot[["error"]],
+        customdata=cannot[["status", "error"]],
         marker={"color": "#F4F4F4", "line": {"width": 0}, "pattern": hatch},
-        name="infeasible",
+        name="no rate",
         showlegend=False,
-        hovertemplate="infeasible: %{customdata[0]}<extra></extra>",
+        hovertemplate="%{customdata[0]}: %{customdata[1]}<extra></extra>",
     )
     fig.add_trace(bars, row=1, col=1)
     for axis, values in (("xaxis", tokens), ("yaxis", seqs)):
@@ -282,11 +286,12 @@ def _lines(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
         series(fig, own, "max_num_seqs", style, hover, 2, 1)
     for kind, style in BESIDE.items():
         own = measured[measured["kind"] == kind]
-        refused = rows[(rows["kind"] == kind) & rows["steps_per_s"].isna()].assign(value=0.0)
         if len(own):
             series(fig, own, "max_num_seqs", style, hover, 2, 1)
-        if len(refused):
-            cross = Style(f"{style.label}: does not fit", style.colour, symbol="x")
+        cannot = rows[(rows["kind"] == kind) & rows["steps_per_s"].isna()].assign(value=0.0)
+        for status, refused in cannot.groupby("status"):
+            said = "does not fit" if status == "infeasible" else str(status)
+            cross = Style(f"{style.label}: {said}", style.colour, symbol="x")
             look = {"mode": "markers", "customdata": refused[["error"]], "marker_size": 10}
             series(fig, refused, "max_num_seqs", cross, "%{x}: %{customdata[0]}", 2, 1, **look)
 

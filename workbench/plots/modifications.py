@@ -144,7 +144,8 @@ _SETTINGS_CAPTION = (
     "taken. Left: the plateau, the shares of the LLM that lose less than 2 % of the best tokens/s "
     "of those replayed, as a bar, and the best of them; grey, the plateau of what is taken; "
     "dotted, the thesis's 0.3. Right: what the lowest and the highest share lose to the best, 0.08 "
-    "and 0.5 where both fit; dotted, 2 %. The value that changes these losses most comes first."
+    "and 0.5 where both fit; dotted, 2 %. The value that changes most what is lost there or at 0.3 "
+    "comes first."
 )
 
 

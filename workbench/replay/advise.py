@@ -218,6 +218,7 @@ class Pair:
         rate, problems = done.throughput.tokens_per_s, self.answers.recording.problems
         tokens = sum(len(step.tokens) for problem in problems for step in problem.steps)
         row |= dict(zip(RATES, (rate, 60 * rate * len(problems) / tokens)))
+        row["tokens"] = done.throughput.tokens
         sums = done.trace.steps.groupby("engine").sum(numeric_only=True)
         for role, count in zip(ROLES, blocks):
             of: Any = sums.loc[role]
@@ -335,10 +336,12 @@ class Explored(NamedTuple):
         return shares[low], shares[high]
 
     def table(self, pair: Pair) -> pd.DataFrame:
-        """The pair's replays, with the tokens that each model lacks."""
+        """The pair's replays, with the tokens that each model lacks; of other settings none."""
         table = pd.DataFrame(pair.rows)
+        as_asked = table["what"].isin([SHARE, NO_LIMIT, WHOLE])
         for role, enough in zip(ROLES, self.free.enough):
-            table[f"{role}_lacks_tokens"] = (enough - table[f"{role}_kv_tokens"]).clip(lower=0)
+            lacks = (enough - table[f"{role}_kv_tokens"]).clip(lower=0)
+            table[f"{role}_lacks_tokens"] = lacks.where(as_asked)
         return table
 
 
@@ -350,10 +353,11 @@ class Advice:
 
     replays: a row each, in simulated seconds: what, llm_share, rounds (none: the whole search),
     tokens_per_s, problems_per_min (of the search's mean length), against_best (tokens/s, to the
-    best share) and of each model kv_tokens, lacks_tokens (of cache, to hit 99 % of what one without
-    limit hits), hit_rate, computed (tokens), of these computed_again (had been evicted or
-    preempted); replay_s, 0: of the first row. flags: of each engine, the LLM's and the PRM's:
-    model, and OPTIONS, the last in the place of the first.
+    best share), tokens (generated in these rounds) and of each model kv_tokens, lacks_tokens (of
+    cache, to hit 99 % of what one without limit hits; none where a setting differs), hit_rate,
+    computed (tokens), of these computed_again (had been evicted or preempted); replay_s, 0: of the
+    first row. flags: of each engine, the LLM's and the PRM's: model, and OPTIONS, the last in the
+    place of the first.
     """
 
     question: Question

@@ -50,7 +50,7 @@ class WhatIf:
     """What is asked of a recording. None: as recorded.
 
     device: a preset's name, a file of `workbench calibrate`, or a Device. llm_spec, prm_spec: other
-    shapes, whose weights and KV have dtype_bytes; llm_name, prm_name: what the device's fitted
+    shapes, whose weights and KV have dtype_bytes (2); llm_name, prm_name: what the device's fitted
     terms call them. Memory is one of total_memory (weights and KV of both models; divided by
     llm_share) and kv_memory (divided by kv_share), or the recorded one; without a share KV is
     divided as in the recording. max_model_len: of both models, at most what was recorded. policy:
@@ -64,7 +64,7 @@ class WhatIf:
     prm_spec: ModelSpec | None = None
     llm_name: str | None = None
     prm_name: str | None = None
-    dtype_bytes: int = 2
+    dtype_bytes: int | None = None
     total_memory: int | str | None = None
     kv_memory: int | str | None = None
     llm_share: float | None = None
@@ -177,6 +177,8 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
     if isinstance(recording, str | os.PathLike):
         recording = read_recording(recording)
     answers = recording if isinstance(recording, Answers) else Answers(recording)
+    if asked.dtype_bytes is not None and asked.llm_spec is asked.prm_spec is None:
+        raise ConfigError("what_if got dtype_bytes alone; it is that of llm_spec or prm_spec.")
     models = (
         _other(answers.recording.llm, asked.llm_spec, asked.llm_name, asked),
         _other(answers.recording.prm, asked.prm_spec, asked.prm_name, asked),
@@ -217,7 +219,7 @@ def _other(
     engine: RecordedEngine, spec: ModelSpec | None, name: str | None, asked: WhatIf
 ) -> RecordedEngine:
     """The engine with another model's shapes; its prompts, tokens and other limits stay."""
-    dtype_bytes, most = asked.dtype_bytes, engine.max_model_len
+    dtype_bytes, most = asked.dtype_bytes or 2, engine.max_model_len
     engine = replace(engine, max_model_len=min(asked.max_model_len or most, most))
     if spec is None:
         return engine if name is None else replace(engine, name=name)

@@ -125,7 +125,7 @@ def node_id(path: NodePath) -> str:
 
 @dataclass(slots=True)
 class TreeNode:
-    """One sampled node; score is the PRM's of this node's own steps, aggregated."""
+    """One sampled node; score is the PRM's of its own steps, aggregated; None: not asked."""
 
     path: NodePath
     beam: int  # slot in the Generate that sampled it
@@ -133,7 +133,7 @@ class TreeNode:
     step: Step
     total_tokens: int  # sampled on the way here, this step included
     steps_before: int
-    score: float = UNSCORED
+    score: float | None = None
     kept: bool = False
 
 
@@ -167,10 +167,13 @@ class Tree:
     def score(
         self, beams: Sequence[Beam], scores: Sequence[Sequence[float]], aggregation: str
     ) -> None:
-        """What one Score brought."""
+        """What one Score brought, to nodes on the way too that were never asked about alone."""
         for beam, row in zip(beams, scores, strict=True):
-            node = self._nodes[beam.path]
-            node.score = aggregate(row[node.steps_before :] or row, aggregation)
+            path, end = beam.path, len(row)
+            while path == beam.path or (path and self._nodes[path].score is None):
+                node = self._nodes[path]
+                node.score = aggregate(row[node.steps_before : end] or row[:end], aggregation)
+                path, end = path[:-1], node.steps_before
 
     def __iter__(self) -> Iterator[TreeNode]:
         return iter(self._nodes.values())
@@ -188,7 +191,7 @@ class Tree:
                 beam=node.beam,
                 step_tokens=len(node.step.token_ids),
                 total_tokens=node.total_tokens,
-                score=node.score,
+                score=UNSCORED if node.score is None else node.score,
                 kept=node.kept,
                 finished=node.step.finish_reason == "eos",
                 token_ids=node.step.token_ids,

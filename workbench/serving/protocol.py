@@ -91,6 +91,8 @@ class Refused(WorkbenchError):
         elif code == "extra_forbidden":
             code, hint = "unknown_parameter", message  # of `Strict`
             message = "there is no such field; leave it out"
+        elif isinstance(found.get("input"), bytes):
+            message = "it is read as JSON if sent with Content-Type: application/json"
         elif code != "missing":
             message += f", given {reprlib.repr(found.get('input'))}"  # cut short, however deep
         return cls(400, f"{param}: {message}.{hint}", param, code)
@@ -189,13 +191,13 @@ class Part(Strict):
 
 
 class Message(Strict):
-    """One turn of a chat; content: once it is validated, a text."""
+    """One turn of a chat; content: once it is validated, a text, of parts a line each as vLLM's."""
 
     role: Literal["system", "user", "assistant"]
     content: Annotated[
         Whole | Annotated[list[Part], Field(max_length=256, fail_fast=True)],
         AfterValidator(
-            lambda given: given if isinstance(given, str) else "".join(part.text for part in given)
+            lambda own: own if isinstance(own, str) else "\n".join(part.text for part in own)
         ),
     ]
 

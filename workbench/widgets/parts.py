@@ -225,6 +225,7 @@ class FigureView:
         except WorkbenchError as error:
             note = "Drawn below is the last place that could be." if self.figures else ""
             self.words.say_error(error, note)
+            self.copy.value = ""
             return
         parameters = {**self._parameters, **drawings[0].parameters}
         self.copy.value = papermill_command(self._notebook, parameters)
@@ -247,6 +248,8 @@ class FigureView:
 
     def pin(self) -> str:
         """Keep the sentence shown now beside those that follow; returns what was done."""
+        if not self.copy.value:
+            raise ConfigError("Nothing is drawn of this place, so there is nothing to pin.")
         self.pinned.say(self.words.text, "Pinned:")
         return "pinned"
 

@@ -337,7 +337,7 @@ class WhatIfWidget(parts.FigureView):
         same = [one for at, one in self.known.items() if at.at(position.llm_share) == position]
         chosen = self.known.get(position) or what_if_replay.interpolated(position, same)
         if chosen is None:
-            raise NotReplayed("no replay of this place is there yet; wait for it.")
+            raise NotReplayed("no replay of this place is there yet; the line above says why.")
         return make_view(self._infos[position.recording], chosen, same, self.pins)
 
     def _offer(self, at: Position) -> None:
