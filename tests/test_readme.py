@@ -71,7 +71,7 @@ LABELS = {
         "mean over settings",
         "throughput_worst_error@repeats": "the same, worst setting",
         "measured_spread_worst": "repeats of one setting differed by at most",
-        "throughput_mean_error": "error against a composite of each step's fastest repeat, mean "
+        "throughput_mean_error": "error against each step's mean over the repeats, mean "
         "over settings",
     },
     **{name: {

@@ -4,7 +4,7 @@ Cells are searches of the embedded pair at different splits, policies, limits an
 this machine, the others are held out: their throughput is replayed and held against the measured
 one, their events are compared step by step. All cells' rounds take turns, so that a slow minute of
 the machine is every cell's. `@repeats` are means over every repeat of the error's size; without it
-errors are against a composite, which the device is fitted to: of each step the median. What a
+errors are against a composite, which the device is fitted to: of each step the mean. What a
 replay costs is CPU time of this process, for a search at the thesis's scale, never replayed before.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -125,20 +125,20 @@ class Cell:
 
     @property
     def trace(self) -> Trace:
-        """Each step and span as long as the median of the repeats'."""
+        """Each step and span as long as the mean of the repeats'."""
         traces = [result.trace for result in self.results]
         steps, spans = (
-            frames[0].assign(duration_s=np.median([each["duration_s"] for each in frames], axis=0))
+            frames[0].assign(duration_s=np.mean([each["duration_s"] for each in frames], axis=0))
             for frames in ([each.steps for each in traces], [each.spans for each in traces])
         )
         return replace(traces[0], steps=steps, spans=spans)
 
     @property
     def tokens_per_s(self) -> float:
-        """Over the seconds of `trace`'s steps, and the median of what repeats spent outside."""
+        """Over the seconds of `trace`'s steps, and the mean of what repeats spent outside."""
         steps = [each.trace.steps["duration_s"].sum() for each in self.results]
         outside = [each.throughput.wall_s - spent for each, spent in zip(self.results, steps)]
-        seconds = median(outside) + self.trace.steps["duration_s"].sum()
+        seconds = fmean(outside) + self.trace.steps["duration_s"].sum()
         return float(self.results[0].throughput.tokens / seconds)
 
     @property

@@ -398,7 +398,7 @@ def bench(
 def calibrate(
     out: str = Option("device.json", help="the .json file to be written"),
     num_problems: int = Option(4, min=1, help="problems of a search"),
-    repeats: int = Option(3, min=1, help="searches of a setting; the fastest stands"),
+    repeats: int = Option(3, min=1, help="searches of a setting; steps are their means"),
     seed: int = Option(0, help="of the searches"),
 ) -> None:
     """Measure this machine as a device for replays.
