@@ -96,9 +96,9 @@ def run(
         raise ConfigError(f"{told}; --problems, --level, --index and --seed say which, and how.")
     config = SweepConfig.from_dict(with_width(settings | own))
     has = {field.name for field in fields(STRATEGIES[config.strategy])}
-    for setting in {"beam_width", "max_depth"} - has:
+    for setting in ("beam_width", "max_depth"):
         value = (settings | own).get(setting)
-        if value not in (None, getattr(SweepConfig(), setting)):
+        if setting not in has and value not in (None, getattr(SweepConfig(), setting)):
             raise ConfigError(f"{config.strategy} has no {setting}, given {value}: leave it out.")
     if llm_share in (0, 1):
         raise ConfigError(f"--llm-share is {llm_share:g}; allowed: between 0 and 1, not these.")
