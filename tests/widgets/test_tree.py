@@ -35,7 +35,7 @@ def tables():
         {"problem_id": "p", "problem": "Compute 1+1+2.", "predicted": "4", "correct": True},
         {"problem_id": "q", "problem": "Compute 1.", "predicted": "", "correct": False},
     ]
-    return pd.DataFrame(problems), pd.DataFrame([*rows, other])
+    return pd.DataFrame(problems).assign(prm_tokens_asked=9), pd.DataFrame([*rows, other])
 
 
 def test_children_stand_in_their_parents_order_so_no_edges_cross(tables):
@@ -78,6 +78,17 @@ def test_the_figure_tells_roles_apart_and_names_its_colours(tables):
     assert fig.layout.coloraxis.colorbar.title.text == "PRM score"
     at = list(roles["pruned"].customdata).index("0/0")
     assert (roles["ring"].x[0], roles["ring"].y[0]) == (2, roles["pruned"].y[at])
+
+
+def test_no_score_is_told_where_the_prm_was_not_asked(tables):
+    """Self-consistency only votes: grey markers, no bar of scores, none in the texts."""
+    problems, nodes = tables
+    tree = problem_tree(problems.assign(prm_tokens_asked=0), nodes.assign(score=0.5))
+    assert tree.chosen == "0/1/0"
+    assert node_text(tree, "0/1").startswith("node 0/1, depth 2: chosen, 5 tokens in this step")
+    fig = tree_figure(tree)
+    assert not fig.layout.coloraxis.to_plotly_json()
+    assert "score" not in "".join(trace.hovertemplate or "" for trace in fig.data)
 
 
 def test_menus_show_a_node_and_its_text(tables):

@@ -55,10 +55,10 @@ _STRATEGIES_CAPTION = (
     "sample about as many tokens, so there each is drawn aside, by up to a quarter of them."
 )
 _TREE_CAPTION = (
-    "The search tree of one problem. Each marker is a sampled step, its colour the PRM's score; a "
-    "line joins it to the step it continues. Pruned steps are small and faint, stars end a "
-    "solution; a thick line leads to the best solution with the answer that won. Up and down only "
-    "keeps steps apart."
+    "The search tree of one problem. Each marker is a sampled step, its colour the PRM's score, "
+    "grey where that was not asked; a line joins it to the step it continues. Pruned steps are "
+    "small and faint, stars end a solution; a thick line leads to the best solution with the "
+    "answer that won. Up and down only keeps steps apart."
 )
 ROLES = {  # what became of a node: (symbol, size, opacity)
     "pruned": ("circle", 7, 0.45),
@@ -219,22 +219,25 @@ def search_tree(
 ) -> go.Figure:
     """One problem's tree, depth to the right; a node's marker carries its name in `customdata`.
 
-    nodes: node_id (a path: 0, 0/1, ...), parent_id, depth from 1, score, kept, finished, and where
-    they are to be drawn thick chosen. selected: the node that a ring is drawn around.
+    nodes: node_id (a path: 0, 0/1, ...), parent_id, depth from 1, score (NaN of all where the PRM
+    was not asked: grey), kept, finished, and where they are to be drawn thick chosen. selected: the
+    node that a ring is drawn around.
     """
     places = tree_places(nodes)
     width = places.groupby("depth")["place"].transform("max")
     places = places.assign(y=width / 2 - places["place"])  # one apart, around 0, the first on top
     chosen = places["chosen"] if "chosen" in places else pd.Series(False, places.index)
-    pruned = places["role"] == "pruned"
+    pruned, is_scored = places["role"] == "pruned", bool(places["score"].notna().any())
     faint = _edges(places, pruned, "#D8D8D8", 0.8)
     plain = _edges(places, ~pruned & ~chosen, theme.GREY, 1.6)
     fig = go.Figure([faint, plain, _edges(places, chosen, theme.BLACK, 4)])
     for role, (symbol, size, opacity) in ROLES.items():
         own, look = places[places["role"] == role], {"symbol": symbol, "size": size}
         edge = {"width": np.where(chosen[own.index], 2.4, 0.6)}
-        marker = {"color": own["score"], "coloraxis": "coloraxis", "line": edge}
-        hover = "node %{customdata}: score %{marker.color:.3f}<extra>" + role + "</extra>"
+        marker = {"color": theme.GREY, "line": edge}
+        marker |= {"color": own["score"], "coloraxis": "coloraxis"} if is_scored else {}
+        hover = "node %{customdata}" + ": score %{marker.color:.3f}" * is_scored
+        hover += f"<extra>{role}</extra>"
         told = {"customdata": own["node_id"], "meta": role, "hovertemplate": hover}
         fig.add_trace(_spots(own["depth"], own["y"], look | marker, opacity=opacity, **told))
         note = look | {"color": theme.GREY, "opacity": opacity}
@@ -256,7 +259,7 @@ def search_tree(
     fig.update_xaxes(title_text="depth, in steps (0: the question)", **axis)
     most = int(places["place"].max()) + 1
     fig.update_yaxes(visible=False, range=[-most / 2 - 0.3, most / 2 + 0.3])
-    fig.update_layout(coloraxis=_SCORES)
+    fig.update_layout(coloraxis=_SCORES if is_scored else None)
     room = {"top": 70, "left": 24, "right": 96}
     return finish(fig, title, _TREE_CAPTION, provenance, max(230, 21 * most), **room)
 

@@ -26,7 +26,7 @@ class ProblemTree:
     """One problem and its nodes, in the order of plots.tree_places.
 
     nodes: the `nodes` table's columns, place, role, chosen (on the way to the beam whose answer
-    won).
+    won); score is NaN where the PRM was not asked.
     """
 
     problem_id: str
@@ -66,6 +66,8 @@ def problem_tree(
             chosen = path
             break
     laid_out["chosen"] = laid_out["node_id"].isin(chosen)
+    if not row["prm_tokens_asked"]:  # of a strategy that only votes
+        laid_out["score"] = float("nan")
     return ProblemTree(wanted, question, predicted, correct, laid_out)
 
 
@@ -84,8 +86,9 @@ def node_text(tree: ProblemTree, node_id: str) -> str:
     row = path.iloc[-1]
     *before, own = path["text"]
     role = "chosen" if row["chosen"] else str(row["role"])
+    score = "" if pd.isna(row["score"]) else f"score {row['score']:.3f}, "
     head = (
-        f"node {node_id}, depth {row['depth']}: {role}, score {row['score']:.3f}, "
+        f"node {node_id}, depth {row['depth']}: {role}, {score}"
         f"{row['step_tokens']} tokens in this step, {row['total_tokens']} in the solution so far, "
         f"ended by {row['finish_reason']}"
     )
