@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -153,7 +154,8 @@ HEADS = {  # of the records that the README shows; RESULTS.md has all
     "gpu/reenact": "**1B + 8B in 24 GiB**, every token of a replayed search computed.",
 }
 READING = (
-    "Ratios above 1: ours is better, on the same threads. Median of paired repeats; ± half the "
+    "Ratios above 1: ours is better, on the same threads. Median of paired repeats, so not the "
+    "quotient of two medians; ± half the "
     "range of their middle half, of three repeats of all; two numbers: the least and the most. "
     "Contenders in float32 unless named otherwise; *same file*: the same GGUF; *torch's products*: "
     "a step's matrix products alone by torch, no attention; *beside a busy process*: another "
@@ -249,15 +251,18 @@ def within(row: dict[str, Any]) -> str:
         middle, form = (row["ratio"], ".2f") if row["ratio"] is not None else (row["value"], ".3g")
         return f"({middle - 2 * spread:{form}}-{middle + 2 * spread:{form}})"
     told = spread is not None and repeats != 1
-    return f"±{spread * (2 if repeats == 3 else 1):.2g}" if told else ""
+    of_all = row["name"].startswith("throughput_error@") and not row["name"].endswith("@repeats")
+    times = 0.5 if of_all else 2 if repeats == 3 else 1  # of a replayed cell the whole is stored
+    return f"±{spread * times:.2g}" if told else ""
 
 
 def beside(row: dict[str, Any]) -> str:
     """The peer's value and the ratio, where there is a peer."""
     if row["peer_value"] is None:
         return row["peer"] or ""
-    told = f"{row['peer']} {number(row['peer_value'], row['unit'])}"
-    return told if row["ratio"] is None else f"{told}: {row['ratio']:.2f}x"
+    told, ends = f"{row['peer']} {number(row['peer_value'], row['unit'])}", row["spread"]
+    digits = 3 if isinstance(ends, list) and ends[1] - ends[0] < 0.02 else 2
+    return told if row["ratio"] is None else f"{told}: {row['ratio']:.{digits}f}x"
 
 
 def heading(found: dict[str, Any]) -> str:
@@ -306,10 +311,25 @@ def table(name: str, found: dict[str, Any], every: bool = False) -> list[str]:
             label += f", first {mode['uncached_problems']} problems, seed 0"
         of = row["share_of_ceiling"] if name.startswith("gpu/") else None
         compared = [beside(row), *([] if of is None else [f"{of:.0%} of what the GPU could do"])]
-        cells = (label, shown(row), "; ".join(filter(None, compared)), between(row, name))
+        spread = over_settings(rows) if key == WHOLE_REPEATS else between(row, name)
+        cells = (label, shown(row), "; ".join(filter(None, compared)), spread)
         lines.append("| " + " | ".join(cells) + " |")
     told = [left_of_the_gain(rows, mode), ""] if name == "search" else []
     return [*lines, "", *told]
+
+
+WHOLE_REPEATS = "throughput_mean_error@repeats"
+
+
+def over_settings(rows: dict[str, dict[str, Any]]) -> str:
+    """Of each setting's error against its repeats, their median: the median and both ends."""
+    each = [
+        abs(row["value"])
+        for name, row in rows.items()
+        if name.startswith("throughput_error@") and name.endswith("@repeats")
+    ]
+    middle, *ends = (f"{100 * value:.1f}" for value in (median(each), min(each), max(each)))
+    return f"median of settings {middle} %, all {ends[0]} to {ends[1]} %"
 
 
 def grid(name: str, found: dict[str, Any]) -> list[str]:
