@@ -155,12 +155,11 @@ HEADS = {  # of the records that the README shows; RESULTS.md has all
 }
 READING = (
     "Ratios above 1: ours is better, on the same threads. Median of paired repeats, so not the "
-    "quotient of two medians; ± half the "
-    "range of their middle half, of three repeats of all; two numbers: the least and the most. "
-    "Contenders in float32 unless named otherwise; *same file*: the same GGUF; *torch's products*: "
-    "a step's matrix products alone by torch, no attention; *beside a busy process*: another "
-    "process keeps one core busy; what each was given, and its rates: "
-    "[RESULTS.md](reports/bench/RESULTS.md)."
+    "quotient of two medians; ± half the range of their middle half, of three repeats of all; two "
+    "numbers: the least and the most. Contenders in float32 unless named otherwise; *same file*: "
+    "the same GGUF; *torch's products*: a step's matrix products alone by torch, no attention; "
+    "*beside a busy process*: another process keeps one core busy; what each was given, and its "
+    "rates: [RESULTS.md](reports/bench/RESULTS.md)."
 )
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
@@ -251,9 +250,7 @@ def within(row: dict[str, Any]) -> str:
         middle, form = (row["ratio"], ".2f") if row["ratio"] is not None else (row["value"], ".3g")
         return f"({middle - 2 * spread:{form}}-{middle + 2 * spread:{form}})"
     told = spread is not None and repeats != 1
-    of_all = row["name"].startswith("throughput_error@") and not row["name"].endswith("@repeats")
-    times = 0.5 if of_all else 2 if repeats == 3 else 1  # of a replayed cell the whole is stored
-    return f"±{spread * times:.2g}" if told else ""
+    return f"±{spread * (2 if repeats == 3 else 1):.2g}" if told else ""
 
 
 def beside(row: dict[str, Any]) -> str:
@@ -298,6 +295,20 @@ def found_rows(found: dict[str, Any], keys: Iterable[str]) -> dict[str, dict[str
     return {key: rows[key] for key in keys if key in rows or ("@" not in key and whole)}
 
 
+WHOLE_REPEATS = "throughput_mean_error@repeats"
+
+
+def over_settings(rows: dict[str, dict[str, Any]]) -> str:
+    """Of each setting's error against its repeats, their median: the median and both ends."""
+    each = [
+        abs(row["value"])
+        for name, row in rows.items()
+        if name.startswith("throughput_error@") and name.endswith("@repeats")
+    ]
+    middle, *ends = (f"{100 * value:.1f}" for value in (median(each), min(each), max(each)))
+    return f"median of settings {middle} %, all {ends[0]} to {ends[1]} %"
+
+
 def table(name: str, found: dict[str, Any], every: bool = False) -> list[str]:
     """A record as heading and Markdown table: the rows that the README shows, or every one."""
     mode, rows = found["mode"], {row["name"]: row for row in found["rows"]}
@@ -316,20 +327,6 @@ def table(name: str, found: dict[str, Any], every: bool = False) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     told = [left_of_the_gain(rows, mode), ""] if name == "search" else []
     return [*lines, "", *told]
-
-
-WHOLE_REPEATS = "throughput_mean_error@repeats"
-
-
-def over_settings(rows: dict[str, dict[str, Any]]) -> str:
-    """Of each setting's error against its repeats, their median: the median and both ends."""
-    each = [
-        abs(row["value"])
-        for name, row in rows.items()
-        if name.startswith("throughput_error@") and name.endswith("@repeats")
-    ]
-    middle, *ends = (f"{100 * value:.1f}" for value in (median(each), min(each), max(each)))
-    return f"median of settings {middle} %, all {ends[0]} to {ends[1]} %"
 
 
 def grid(name: str, found: dict[str, Any]) -> list[str]:

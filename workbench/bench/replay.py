@@ -226,7 +226,7 @@ def accuracy_rows(others: list[Cell], answers: dict[int, Answers], device: Devic
         foretold, seen = (simulator.events(each.steps) for each in (found.trace, cell.trace))
         same.append(foretold.equals(seen))
         yield median_row(f"{name}@repeats", whole[-1], "fraction")
-        yield Row(name, errors[-1], "fraction", repeats=len(whole[-1]), spread=cell.spread)
+        yield Row(name, errors[-1], "fraction", repeats=len(whole[-1]))
     each = [fmean(map(abs, repeats)) for repeats in whole]  # some cells ran once more
     for name, value in {
         "throughput_mean_error@repeats": fmean(each),
