@@ -21,7 +21,13 @@ import pytest
 
 from workbench.bench import doubts
 from workbench.bench.record import median_row
-from workbench.experiments.claims import recomputed_part, split_in_words
+from workbench.experiments.claims import (
+    SMOL,
+    harder_in_words,
+    ranked_strategies,
+    recomputed_part,
+    split_in_words,
+)
 from workbench.experiments.provenance import counted, describe, git
 from workbench.experiments.settings import RECORDED, REPLAYED
 from workbench.replay.workload import IN_FLIGHT
@@ -163,11 +169,11 @@ READING = (
 )
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
-    "turn (of whole systems: with one seed); so it need not be the quotient of the two values that "
-    "stand beside it. Of searches that share one memory (KV memory 0.5, 1, 2 W) it is the mean "
-    "over seeds of all turns, the rates are of all. Spread: ± is half the range of the middle half "
-    "of the repeats, of three half the range of all; of two both are named; the rest say what they "
-    "are."
+    "turn (of whole systems: one after the other); so it need not be the quotient of the two "
+    "values that stand beside it. Of searches that share one memory (KV memory 0.5, 1, 2 W) it is "
+    "the mean over seeds of all turns, the rates are of all. Spread: ± is half the range of the "
+    "middle half of the repeats, of three half the range of all; of two both are named; the rest "
+    "say what they are."
 )
 
 
@@ -447,7 +453,21 @@ def split() -> list[str]:
             name = f"{rung[0].upper()}{rung[1:]}, not run: seconds are a roofline's of one "
             name += f"{next(devices)}, a bound from below. "
         lines += ["", name + split_in_words(figure_rows("memory_split", rung).reset_index())]
+        if rung == RECORDED:
+            lines[-1] += f" {as_run()}"
     return [*lines, ""]
+
+
+def as_run() -> str:
+    """What the recorded pair loses where it was run, beside its replay."""
+    ran = figure_rows("memory_split", SMOL).reset_index()
+    told = split_in_words(ran)
+    return (
+        f"Run on the machine above at {len(ran['llm_share'].unique())} shares: "
+        f"{told[0].lower()}{told[1:]} What computing a prompt again costs beside a step of decoding "
+        "differs from machine to machine: a replay tells which shares lose, not how "
+        "much on another."
+    )
 
 
 def in_short() -> str:
@@ -481,6 +501,39 @@ def no_loss_up_to() -> int:
     rows = rows[(rows["kind"] == "setting") & (rows["value"] == "problems in flight")]
     assert rows["high"].eq(0.5).all()
     return int(rows[rows["loss_high"] < 0.005]["setting"].astype(int).max())
+
+
+def strategies() -> list[str]:
+    """Notebook 11's figure as a table; nothing where its rows have no verdicts."""
+    content = committed("figures/search_strategies.parquet")
+    rows = pd.read_parquet(io.BytesIO(content or b"")) if content else pd.DataFrame()
+    if "alike" not in rows:
+        return []
+    origin = json.loads(committed("figures/search_strategies.json") or b"{}")
+    (searched,) = re.findall(r"Searched: (.*)\.", origin["parameters"]["provenance"])
+    own = rows[rows["levels"] == "all levels"]
+    spent = own.groupby("n")[["tokens"]].median()["tokens"]
+    heads = [f"n = {n}: {tokens:,.0f} LLM tokens a problem" for n, tokens in spent.items()]
+    lines = ["|  | " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + 1)]
+    for name, each in own.groupby("strategy", sort=False):
+        cells = [
+            f"{row.value:.3f} ({row.low:.3f} to {row.high:.3f}); {row.prm_tokens:,.0f} PRM tokens, "
+            f"{row.seconds:.2f} s"
+            for row in each.sort_values("n").itertuples()
+        ]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    told = [f"n = {n}: {line}" for n, line in ranked_strategies(rows)["all levels"].items()]
+    return [
+        "**Strategies** on the embedded pair (notebook 11): accuracy with its 95 % interval.",
+        "",
+        f"{searched}; {describe(origin['machine'])}; commit {origin['git']['commit'][:12]}. "
+        "Lookahead samples more tokens than the others, those of its rollouts.",
+        "",
+        *lines,
+        "",
+        f"Most accurate, compared problem by problem: {'; '.join(told)}. {harder_in_words(rows)}.",
+        "",
+    ]
 
 
 def mechanisms() -> list[str]:
@@ -519,6 +572,7 @@ def results() -> str:
             lines += [head, ""] + (grid(name, found[name]) if name in GRIDS else [])
         if name in found and name in LABELS:  # below a grid it needs no heading
             lines += table(name, found[name])[2 if name in GRIDS else 0 :]
+        lines += strategies() if name == "search" else []
     for name in ("identity", "identity_smollm2"):
         lines += identity(found[name]) if name in found else []
     lines += mechanisms()

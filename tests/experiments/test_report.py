@@ -120,11 +120,11 @@ def test_what_shares_lose_has_its_interval_where_the_rows_have_it_and_says_so_wh
     split = pd.DataFrame({"llm_share": [0.08, 0.3, 0.4], "metric": "tokens_per_s", "value": 1.0})
     split["ratio"] = split["ratio_low"] = split["ratio_high"] = [0.8, 1.0, 1.0]
     ends = pd.DataFrame({"metric": ["peak_share", "same_work"], "low": 0.3, "high": 0.4})
-    spent = {"recomputed_evicted": (2.0, 0.0), "recomputed_preempted": (1.0, 0.0),
-             "llm_decode": (7.0, 6.0)}  # fmt: skip
+    spent = {"recomputed_evicted": (2.0, 0.0, 0.0), "recomputed_preempted": (1.0, 0.0, 0.0),
+             "llm_decode": (7.0, 6.0, 6.0)}  # fmt: skip
     lost = pd.DataFrame([
         {"llm_share": share, "part": part, "seconds": seconds}
-        for part, both in spent.items() for share, seconds in zip((0.08, 0.3), both)
+        for part, each in spent.items() for share, seconds in zip((0.08, 0.3, 0.4), each)
     ])  # fmt: skip
 
     def told(low: float, high: float) -> str:
@@ -164,7 +164,7 @@ def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_pa
 def test_the_headline_gain_of_the_record_is_within_the_figures_interval() -> None:
     """The same ratio, of other problems and seeds: all techniques over a static 0.3, at 0.5 W.
 
-    And the figure's within the record's range; of that one end is named that reaches further.
+    And the figure's within the range of the record's single runs.
     """
     record = json.loads((REPORTS / "bench" / "memory.json").read_text())
     (row,) = (row for row in record["rows"] if row["name"] == "all_vs_baseline@0.5W")
@@ -172,8 +172,8 @@ def test_the_headline_gain_of_the_record_is_within_the_figures_interval() -> Non
     settings = rows.set_index("setting")
     every, base = (settings.loc[f"0.5W/{n}"] for n in ("marginal_value/all", "static_0.3/none"))
     ends = every["low"] / base["high"], every["high"] / base["low"]
-    least, most = row["spread"]  # of single runs: one gains more than any mean of the figure's
-    assert ends[0] < least < row["ratio"] < ends[1] and most < max(ends[1], 1.67)
+    assert ends[0] < row["ratio"] < ends[1]
+    least, most = row["spread"]
     assert least < every["value"] / base["value"] < most
 
 

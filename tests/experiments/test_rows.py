@@ -125,11 +125,30 @@ def test_a_strategy_is_told_from_the_best_by_their_difference_problem_by_problem
     assert gaps.loc["rebase", "gap"] == 0.5 and gaps.loc["rebase", "gap_low"] > 0.3
     assert (of.loc[8, "gap_high"] == 0).all()
     assert of.loc[(4, "ets"), "gap_low"] > 0
-    best = claims.best_strategies(strategies, rows).set_index(["levels", "n"])
+    rows = claims.judge_strategies(strategies, rows)
+    best = rows[rows["strategy"] == rows["best"]].set_index(["levels", "n"])
     found = best.loc[("all levels", 4)]
     assert (found["strategy"], found["alike"]) == ("dvts", "beam_search, ets")
     assert best.loc[("all levels", 8), "alike"].count(",") == len(STRATEGIES) - 2
     assert len(best) == 3 * 2
+    told = claims.ranked_strategies(rows)
+    assert told["all levels", 4] == "dvts (1.000), not shown to beat beam_search, ets"
+    alone = claims.ranked_strategies(rows.assign(alike=""))["all levels", 4]
+    assert alone == f"dvts (1.000), shown to beat all {len(STRATEGIES) - 1} others"
+
+
+def test_more_compute_where_it_is_hard_is_told_with_where_both_begin(strategies):
+    """Not shown of these; shown where both tests agree; not told where one kind is missing."""
+    rows = claims.judge_strategies(strategies, views.strategy_rows(strategies))
+    words, easier = claims.harder_in_words(rows), rows[rows["levels"] == views.EASIER]
+    begin = easier[easier["n"] == 4]["value"].mean()
+    assert "hard? Not shown: from n = 4 to 8" in words
+    assert f"at levels to 3, from {begin:.2f}, and" in words
+    shown = rows.assign(chance=0.01, gain_low=0.1)
+    assert "hard? Yes: from" in claims.harder_in_words(shown)
+    less = claims.harder_in_words(shown.assign(gain_low=-1.0, gain_high=-0.1))
+    assert "hard? No, less: from" in less
+    assert "Not told" in claims.harder_in_words(rows[rows["levels"] != views.HARDER])
 
 
 def test_a_sign_test_is_exact():
@@ -281,7 +300,10 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
         in told(0.2, 0.3, (0.2, 0.3), (0.88, 0.9))[0]
     )
     assert claim.number == "fastest from 0.20 to 0.30, which do the same work [0.20, 0.30]"
-    assert "highest at 0.30 (95 %" in told(0.2, 0.5, (0.3, 0.3))[0]
+    words, claim = told(0.2, 0.5, (0.3, 0.3))
+    assert words.startswith("Throughput is highest from 0.20 to 0.50, which are not told apart (9")
+    assert claim.number.startswith("fastest from 0.20 to 0.50, which are not told apart [0.20, ")
+    assert "highest at 0.30 (95 %" in told(0.3, 0.3, (0.3, 0.3))[0]
     words, claim = told(0.08, 0.5, (0.3, 0.3))
     assert words.endswith("its interval is the whole axis: 80 to 102 generated tokens/s.")
     assert claim.number.startswith("no peak is shown [0.08, 0.50]; it depends on whether a model")

@@ -214,7 +214,7 @@ def test_a_search_tree_shows_every_node_and_edge_once():
 
 
 def test_a_strategy_is_one_line_in_each_panel_from_few_beams_to_many():
-    """Told apart by more than colour; on the left tokens, on the right seconds, by levels."""
+    """Told apart by more than colour; on the left n with its tokens, on the right seconds."""
     fig, rows = drawn("search_strategies"), synthetic.strategy_rows()
     assert len(fig.data) == 3 * 2 * rows["strategy"].nunique()
     assert [[n for n, *_ in t.customdata] for t in fig.data] == [[4, 16]] * len(fig.data)
@@ -229,8 +229,11 @@ def test_a_strategy_is_one_line_in_each_panel_from_few_beams_to_many():
     assert list(right.x) == list(own["seconds"]), "seconds stand where they are"
     at_n = {t.x[0] for t in named}
     assert len(at_n) == len(named), "bars do not cover each other"
-    true = rows["tokens"].min(), rows[rows["n"] == 4]["tokens"].max()
-    assert true[0] / 1.3 < min(at_n) and max(at_n) < 1.3 * true[1]
+    assert max(abs(x) for x in at_n) < 0.5, "nor those of another n"
+    told = fig.layout.xaxis5  # of the hard levels: the middle one of nine
+    assert [text.partition(":")[0] for text in told.ticktext] == ["4", "16"]
+    few = rows[(rows["n"] == 4) & (rows["levels"] == "levels from 4")]["tokens"].median()
+    assert told.ticktext[0] == f"4: {few:,.0f}"
 
 
 def test_a_writing_prm_stands_beside_one_that_scores_at_once_each_over_its_own_best():

@@ -4,8 +4,9 @@ vllm-both: our rounds over two servers of vLLM, prefix caches on, so that engine
 told apart. search-and-learn: huggingface/search-and-learn's own code (bench/peers.py). A peer has
 the values of our file as bfloat16 where the processor multiplies it, its own choice and its
 fastest, else as float32. Each searches several times while its processes stay up, from empty
-caches, after one short search that is not counted. Repeat k has the same seed in all systems, and
-is paired with repeat k of the others; search-and-learn's vLLM takes the first seed and draws on.
+caches, after one short search that is not counted. Repeat k is paired with repeat k of the others;
+of ours and vllm-both it has the same seed, while search-and-learn's vLLM takes the first seed and
+draws on. search-and-learn's beam search takes one problem at a time, the others all of them.
 
 What a system holds at its peak is memory of all its processes at one time, libraries included,
 pages that they share counted once; ours is measured last, so that nothing of it is left while a

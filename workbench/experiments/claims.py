@@ -127,10 +127,14 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
 
 
 def _fastest(peak: pd.Series, same: pd.Series) -> str:
-    """The peak in words: shares of equal work are one, of which none is the fastest."""
-    if same["low"] == same["high"]:
-        return f"at {peak['value']:.2f}"
-    return f"from {same['low']:.2f} to {same['high']:.2f}, which do the same work"
+    """The peak in words: shares of equal work are one, of which none is the fastest, and one that
+    others may equal is no winner.
+    """
+    if same["low"] != same["high"]:
+        return f"from {same['low']:.2f} to {same['high']:.2f}, which do the same work"
+    if peak["low"] != peak["high"]:
+        return f"from {peak['low']:.2f} to {peak['high']:.2f}, which are not told apart"
+    return f"at {peak['value']:.2f}"
 
 
 def peak_in_words(rows: pd.DataFrame) -> str:
@@ -360,12 +364,13 @@ def _same_nodes_claim(*tables: pd.DataFrame) -> Claim:
 # -- strategies: which is best, and which others it is shown to beat --
 
 
-def best_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
-    """The best strategy of each levels and n, of rows of rows.strategy_rows, with `alike`: the
-    others that it is not shown to beat.
+def judge_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of rows.strategy_rows with what they show: `alike`, the others that the best of this
+    n is not shown to beat; gain, gain_low, gain_high and chance, of rows.gains_by_level (all
+    levels: `more`).
 
-    Shown is what the bootstrap over problems shows (gap_low above 0), and an exact test of the
-    problems that one of both answers more often: where few differ, the bootstrap sees too much.
+    Shown to beat is what the bootstrap over problems shows (gap_low above 0), and an exact test of
+    the problems that one of both answers more often: where few differ, the bootstrap sees too much.
     The best was picked among all, so there the limit of 5 % is that of all others together.
     """
     right: dict[str, Any] = {
@@ -380,10 +385,48 @@ def best_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
         chance = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
         return bool(row["gap_low"] <= 0 or chance >= most)
 
-    others, best = (rows[rows["strategy"].eq(rows["best"]) == is_best] for is_best in (False, True))
+    others = rows[rows["strategy"] != rows["best"]]
     near = others[[is_alike(row) for row in others.to_dict("records")]]
-    alike = near.groupby(by)["strategy"].agg(", ".join)
-    return best.set_index(by).assign(alike=alike).fillna({"alike": ""}).reset_index()
+    rows = rows.join(near.groupby(by)["strategy"].agg(", ".join).rename("alike"), on=by)
+    gains, chance = drawn.gains_by_level(study)
+    cells = {levels.replace("more", "all levels"): found.cells for levels, found in gains.items()}
+    gained = pd.DataFrame(cells).T.rename(
+        columns=lambda name: f"gain_{name}".removesuffix("_value")
+    )
+    return rows.fillna({"alike": ""}).join(gained, on="levels").assign(chance=chance)
+
+
+def ranked_strategies(rows: pd.DataFrame) -> pd.Series:
+    """Of rows of judge_strategies which strategy is best and what it is shown to beat, by levels
+    and n.
+    """
+    best = rows[rows["strategy"] == rows["best"]].set_index(["levels", "n"])
+    beaten = f"shown to beat all {rows['strategy'].nunique() - 1} others"
+    shown = ("not shown to beat " + best["alike"]).where(best["alike"] != "", beaten)
+    return best["strategy"] + best["value"].map(" ({:.3f}), ".format) + shown
+
+
+def harder_in_words(rows: pd.DataFrame) -> str:
+    """Whether more compute helps most where problems are hard, of rows of judge_strategies."""
+    by, asked = rows.drop_duplicates("levels").set_index("levels"), "Does more compute help most"
+    asked += " where problems are hard?"
+    if len(by) < 3:
+        return f"{asked} Not told: there are no problems but of {listed(by.index[1:], '')}"
+    said = {
+        levels: f"{row['gain']:+.3f} ({row['gain_low']:+.3f} to {row['gain_high']:+.3f})"
+        for levels, row in by.iterrows()
+    }
+    more = by.loc["all levels"]
+    shown = "yes" if more["gain_low"] > 0 else "no, less" if more["gain_high"] < 0 else "not shown"
+    start = rows[rows["n"] == rows["n"].min()].groupby("levels")["value"].mean()
+    return (
+        f"{asked} {(shown if more['chance'] < 0.05 else 'not shown').capitalize()}: from n = "
+        f"{rows['n'].min()} to {rows['n'].max()} accuracy, a mean over strategies, gains "
+        f"{said[drawn.EASIER]} at {drawn.EASIER}, from {start[drawn.EASIER]:.2f}, and "
+        f"{said[drawn.HARDER]} at {drawn.HARDER}, from {start[drawn.HARDER]:.2f}: "
+        f"{said['all levels']} more there; were the levels drawn by lot, a difference as large "
+        f"would come with a probability of {more['chance']:.3f}"
+    )
 
 
 def sign_test(more: int, fewer: int) -> float:

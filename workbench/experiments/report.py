@@ -164,16 +164,20 @@ def split_numbers(drawn: Drawn) -> Named:
 
 
 def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
-    """Of one pair where throughput is highest (Peak), the shares of equal work (Equal), and what
-    each end that is none loses to the thesis's share, in short (Lost) and with its interval and
-    what the time goes into (Losses).
+    """Of one pair where throughput is highest (Peak), the shares where nothing is lost and computed
+    again (Equal), and what each end that is as fast as none of those loses to the thesis's share,
+    in short (Lost) and with its interval and what the time goes into (Losses).
     """
     rate, _, same = judged.read_split(split)
-    alike, short, lines = rate.loc[same["low"] : same["high"]].index, list[str](), list[str]()
+    short, lines = list[str](), list[str]()
     more: Any = lost.pivot_table("seconds", "llm_share", "part", aggfunc="sum").fillna(0.0)
-    base = settings.nearest_to_thesis(rate.index)
+    alike = more.index[more.filter(["recomputed_evicted", "recomputed_preempted"]).sum(axis=1) == 0]
+    fastest, base = (
+        rate.loc[same["low"] : same["high"]].index,
+        settings.nearest_to_thesis(rate.index),
+    )
     more -= more.loc[base]
-    for share in map(float, rate.index[[0, -1]].difference(alike.union([base]))):
+    for share in map(float, rate.index[[0, -1]].difference([*alike, *fastest, base])):
         loss, low, high = 100 - 100 * rate.loc[share, ["ratio", "ratio_high", "ratio_low"]]
         bounds = "no interval kept" if pd.isna(low + high) else f"95 %: {low:.1f} to {high:.1f} %"
         own = more.loc[share] / more.loc[share].sum()
@@ -186,6 +190,12 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
     told = {"Equal": judged.listed(alike), "Lost": " and ".join(short), "Losses": ", ".join(lines)}
     told = {key: text or "nothing" for key, text in told.items()}
     return told | {"Peak": judged.peak_in_words(split)}
+
+
+def ran_numbers(drawn: Drawn) -> Named:
+    """What the recorded pair loses where it was run, beside its replay."""
+    rows = (drawn.rows(name, judged.SMOL) for name in ("memory_split", "lost_time"))
+    return {f"ran{key}": text for key, text in losses(*rows).items() if key != "Equal"}
 
 
 def cache_numbers(drawn: Drawn) -> Named:
@@ -270,6 +280,24 @@ def ablation_numbers(drawn: Drawn) -> Named:
         "ablationInFlight": f"{told['min_problem_batch']}",
         "batchingSlows": told_slower if slower else "on no pair",
         "depthTold": depth.partition("; hardly")[0],
+    }
+
+
+def strategy_numbers(drawn: Drawn) -> Named:
+    """Which strategy answers most, by how much more than beam search, and on which levels."""
+    rows = drawn.rows("search_strategies")
+    most = rows[(rows["levels"] == "all levels") & (rows["n"] == rows["n"].max())]
+    names = most["best"].iloc[0], "beam_search"
+    best, beam = (most[most["strategy"] == name].iloc[0] for name in names)
+    found = judged.ranked_strategies(rows)["all levels"]
+    return {
+        "strategyRanked": "; ".join(f"with n = {n} {line}" for n, line in found.items()),
+        "strategyMost": f"{best['n']}",
+        "strategyBest": f"{best['strategy']}",
+        "strategyAhead": "{:.3f} ({:.3f} to {:.3f})".format(*beam[["gap", "gap_low", "gap_high"]]),
+        "strategyTimes": f"{best['seconds'] / beam['seconds']:.1f}",
+        "strategySearched": drawn.said("search_strategies", r"Searched: (.*)\."),
+        "harder": judged.harder_in_words(rows),
     }
 
 
@@ -438,10 +466,12 @@ PARTS: dict[str, Callable[[Drawn], Named]] = {  # of the page: what reads the nu
     "setting": setting_numbers,
     "memory": memory_numbers,
     "split": split_numbers,
+    "ran": ran_numbers,
     "caches": cache_numbers,
     "blocks": block_numbers,
     "batches": batch_numbers,
     "ablation": ablation_numbers,
+    "strategies": strategy_numbers,
     "policies": policy_numbers,
     "gains": gain_numbers,
     "device": device_numbers,

@@ -47,12 +47,12 @@ STRATEGIES = {
     "particle_filter": Style("particle filter", theme.BLACK, "solid", "cross"),
 }
 _STRATEGIES_CAPTION = (
-    "Accuracy of each search strategy against the tokens that it samples for a problem (left) and "
-    "against seconds (right), those of the one machine named with the runs; a line leads from few "
-    "beams to many, a grey one without a search. A round's seconds are divided evenly, so what is "
-    "sampled in one round has none by level. Bars: 95 % intervals (Wilson) of as many trials "
-    "as there are problems; differences between strategies, on the same ones, are surer. Many "
-    "sample about as many tokens, so there each is drawn aside, by up to a quarter of them."
+    "Accuracy of each search strategy over the number of beams n (left), by each the tokens that a "
+    "problem takes, the median of the strategies: lookahead samples its rollouts besides. Right: "
+    "over seconds, those of the one machine named with the runs; a line leads from few beams to "
+    "many, a grey one without a search. A round's seconds are divided evenly, so what is sampled "
+    "in one round has none by level. Bars: 95 % intervals (Wilson) of as many trials as there are "
+    "problems; differences between strategies, on the same ones, are surer."
 )
 _TREE_CAPTION = (
     "The search tree of one problem. Each marker is a sampled step, its colour the PRM's score, "
@@ -164,35 +164,37 @@ def critiques(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
 
 
 def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
-    """Accuracy over tokens sampled and over seconds, a row of panels for each kind of levels.
+    """Accuracy over n and over seconds, a row of panels for each kind of levels.
 
     rows: strategy, n, levels, tokens, seconds, value, low, high.
     """
-    kinds, order = list(rows["levels"].unique()), list(STRATEGIES)
+    kinds, sizes, order = list(rows["levels"].unique()), sorted(set(rows["n"])), list(STRATEGIES)
     aside = rows["strategy"].map(order.index) - len(order) // 2
-    rows = rows.assign(place=rows["tokens"] * 1.06**aside).sort_values("n", kind="stable")
-    axes = {"place": "tokens sampled for a problem", "seconds": "seconds for a problem"}
-    fig = make_subplots(len(kinds), 2, shared_xaxes=True, shared_yaxes=True,
-                        vertical_spacing=0.05, horizontal_spacing=0.03)  # fmt: skip
+    rows = rows.assign(place=rows["n"].map(sizes.index) + 0.09 * aside).sort_values("n")
+    fig = make_subplots(len(kinds), 2, shared_yaxes=True,
+                        vertical_spacing=0.09, horizontal_spacing=0.03)  # fmt: skip
     hover = "n = %{customdata[0]}: %{y:.3f}, %{customdata[1]:,.0f} tokens, %{customdata[2]:.2g} s"
     for (name, levels), own in rows.groupby(["strategy", "levels"], sort=False):
         style, row = STRATEGIES[str(name)], kinds.index(levels) + 1
         look = {"customdata": own[["n", "tokens", "seconds"]], "legendgroup": style.label}
         wide = {"line_width": 2.5 if style.colour == theme.GREY else 1, "marker_size": 7}
-        for column, x in enumerate(axes, 1):
+        for column, x in enumerate(("place", "seconds"), 1):
             look["showlegend"] = row == column == 1
             series(fig, own, x, style, hover, row, column, **look, **wide)
     ticks = [k * 10.0**power for power in range(-2, 8) for k in (1, 2, 5)]
-    for column, (x, title) in enumerate(axes.items(), 1):
-        ends = np.log10([0.85 * rows[x].min(), 1.18 * rows[x].max()]).tolist()
-        axis = {"type": "log", "range": ends, "tickvals": ticks}
-        fig.update_xaxes(**axis, col=column)
-        fig.update_xaxes(title_text=title, row=len(kinds), col=column)
+    ends = np.log10([0.85 * rows["seconds"].min(), 1.18 * rows["seconds"].max()]).tolist()
+    fig.update_xaxes(type="log", range=ends, tickvals=ticks, col=2)
+    fig.update_xaxes(title_text="seconds for a problem", row=len(kinds), col=2)
+    fig.update_xaxes(title_text="n, and tokens sampled for a problem", row=len(kinds), col=1)
     for row, levels in enumerate(kinds, 1):
         own = rows[rows["levels"] == levels]
+        spent = own.groupby("n")["tokens"].median()
+        told = [f"{n}: {spent[n]:,.0f}" for n in sizes]
+        axis = {"tickvals": list(range(len(sizes))), "ticktext": told}
+        fig.update_xaxes(range=[-0.5, len(sizes) - 0.5], **axis, row=row, col=1)
         fig.update_yaxes(range=[own["low"].min() - 0.02, own["high"].max() + 0.02], row=row)
         fig.update_yaxes(title_text=f"accuracy, {levels}", row=row, col=1)
-    title, height = "Search strategies: accuracy against tokens and seconds", 40 + 150 * len(kinds)
+    title, height = "Search strategies: accuracy against tokens and seconds", 40 + 165 * len(kinds)
     return finish(fig, title, _STRATEGIES_CAPTION, provenance, height, top=110, legend=8)
 
 

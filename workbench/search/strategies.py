@@ -133,9 +133,9 @@ class Strategy(Protocol):
 class BeamSearch:
     """n beams, of which n // beam_width survive an iteration, for at most max_depth iterations.
 
-    finish_at_limit samples the last iteration to the end of the solution, with limit_tokens at
-    most, as Search and Learn does, and has each of its steps scored; without it a beam at the depth
-    limit stays unfinished.
+    Snell et al. 2024 (arXiv 2408.03314), as the thesis runs it. finish_at_limit samples the last
+    iteration to the end of the solution, with limit_tokens at most, as Search and Learn does, and
+    has each of its steps scored; without it a beam at the depth limit stays unfinished.
     """
 
     n: AtLeastOne = 16
@@ -201,7 +201,10 @@ def split_steps(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BestOfN:
-    """n samples of at most max_tokens tokens each, every one scored step by step."""
+    """n samples of at most max_tokens tokens each, every one scored step by step.
+
+    After Cobbe et al. 2021 (arXiv 2110.14168), whose verifier judges whole solutions.
+    """
 
     n: AtLeastOne = 16
     max_tokens: AtLeastOne = 2048

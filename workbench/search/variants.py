@@ -73,8 +73,9 @@ class SelfConsistency:
 class DVTS:
     """Diverse verifier tree search: n // beam_width subtrees that go on from their best child.
 
-    Beeching, Tunstall and Rush 2024 (Search and Learn's `dvts`). A subtree ends with its best
-    child; that child's finished siblings vote with it, unfinished ones never do.
+    Beeching, Tunstall and Rush 2024, "Scaling test-time compute with open models" (Search and
+    Learn's `dvts`). A subtree ends with its best child; that child's finished siblings vote with
+    it, unfinished ones never do.
     """
 
     n: AtLeastOne = 16
@@ -187,8 +188,7 @@ class REBASE:
 
 @dataclass(frozen=True, slots=True)
 class ETS(REBASE):
-    """Efficient tree search (Hooper et al. 2025, arXiv 2502.13575): REBASE, but among the beams
-    that are worth their KV cache.
+    """Efficient tree search (Hooper et al. 2025, arXiv 2502.13575): REBASE of beams worth their KV.
 
     Kept are those that maximise their shares of REBASE's children, minus sharing_weight times the
     part of the tree's nodes they need, plus coverage_weight times the part of all kinds of steps
