@@ -464,9 +464,9 @@ def as_run() -> str:
     told = split_in_words(ran)
     return (
         f"Run on the machine above at {len(ran['llm_share'].unique())} shares: "
-        f"{told[0].lower()}{told[1:]} What computing a prompt again costs beside a step of decoding "
-        "differs from machine to machine: a replay tells which shares lose, not how "
-        "much on another."
+        f"{told[0].lower()}{told[1:]} What computing a prompt again costs beside a step of "
+        "decoding differs from machine to machine: a replay tells which shares lose, not how much "
+        "on another."
     )
 
 

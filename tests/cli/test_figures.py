@@ -1,5 +1,6 @@
 """`workbench figures`: what is refused before it runs, what failed is said, profiles never mix."""
 
+import json
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from workbench.experiments.plans import (
     sweep_config,
 )
 from workbench.experiments.provenance import project_root
+from workbench.experiments.sensitivity import REACHED
 from workbench.experiments.settings import RunSpec
 from workbench.experiments.study import (
     Study,
@@ -163,6 +165,24 @@ def test_a_dry_run_says_what_would_take_how_long(options, said, unsaid, calls, t
     assert unsaid not in shown
     assert calls == []
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_the_thesis_says_what_it_needs_and_where_it_differs(tmp_path, capsys):
+    """Bytes, hours and what the thesis leaves open; of random weights and three problems."""
+    file = project_root() / "tests" / "data" / "math500_sample.json"
+    own = {"llm": "dummy:llama-3.2-1b", "prm": "dummy:llama-3.1-8b-prm", "num_problems": 3,
+           "problems": file, "shares": [0.3, 0.5]}  # fmt: skip
+    words = [word for name, value in own.items() for word in ("-p", f"{name}={value}")]
+    words += ["--profile", "thesis", "--dry-run", "--runs", str(tmp_path)]
+    assert main(["figures", "02", *words]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2.3 GiB of dummy:llama-3.2-1b and 15.0 GiB of dummy:llama-3.1-8b-prm" in shown
+    assert "10 runs of 3 problems: 0.0 hours by the roofline" in shown
+    assert "problems in flight: a minimum batch, no number; taken: 12 (tiny), 48" in shown
+    assert "split-0.500-seed4" in shown and "runs to do, about" in shown
+    record = json.loads((project_root() / "reports" / "gpu" / "reenact.json").read_text())
+    of = [row["ratio"] for row in record["rows"] if row["unit"] == "tokens/s"]
+    assert (round(min(of), 2), round(max(of), 2)) == REACHED
 
 
 def test_a_dry_run_counts_no_replay_that_is_stored(tmp_path, capsys):

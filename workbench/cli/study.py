@@ -139,6 +139,11 @@ def _print_left(
     and for what is replayed. given: each notebook's parameters, its own among them; workers: those
     that replay.
     """
+    if config.profile == "thesis":
+        from workbench.experiments.sensitivity import of_the_thesis
+
+        for line in of_the_thesis(config):
+            terminal().print(line, markup=False)
     left = [_print_preview(config, runs, how)] if given.keys() & OF_SWEEP else []
     for stem, found in _previews(config, given, runs, how):
         left.append(found)

@@ -14,12 +14,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
-from workbench.config import format_size, parse_size, require_known
+from workbench.config import SweepConfig, format_size, parse_size, require_known
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.backends import Backend
 from workbench.experiments.export import read_figure
+from workbench.experiments.memory import DTYPE_BYTES
 from workbench.experiments.plans import EVERY_SHARE, PROFILES, sweep_config
 from workbench.experiments.settings import REPLAYED, THESIS_SHARE, nearest_to_thesis, overridden
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
@@ -47,6 +49,8 @@ SURVIVES, DEPENDS, UNTRIED = "survives", "depends on it", "not replayed: it does
 PCIE_BYTES_PER_S = {"a100-40": 32e9, "a100-80": 32e9, "h100": 64e9, "h200": 64e9, "l40s": 32e9,
                     "rtx-4090": 32e9}  # fmt: skip
 """To the host, one way, nominal: PCIe 4.0 or 5.0 with 16 lanes, as NVIDIA's data sheets have it."""
+REACHED = (0.27, 0.3)
+"""Of a roofline's tokens/s, by engines of these shapes on an H100: reports/gpu/reenact.json."""
 
 
 class FixedPRM(Pair):
@@ -366,6 +370,34 @@ def missing_values(rows: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFram
             continue
         found.append(value._asdict() | dict(zip(("tried", "conclusion", "told"), cells)))
     return pd.DataFrame(found).rename(columns={"name": "value"})
+
+
+def of_the_thesis(config: SweepConfig) -> list[str]:
+    """What the thesis's run needs, said before its files are here: bytes, hours, and what it takes
+    where the thesis is silent, a line each.
+    """
+    width = DTYPE_BYTES.get(config.dtype, 2)
+    weights = [f"{format_size(model_spec(name).weight_bytes(width))} of {name}"
+               for name in (config.llm, config.prm)]  # fmt: skip
+    rows, _ = read_figure("memory_split", None)
+    rows = rows[(rows["rung"] == REPLAYED) & (rows["metric"] == "problems_per_min")]
+    rate = np.interp(config.shares, rows["llm_share"], rows["value"])
+    hours = len(config.seeds) * float((config.num_problems / rate).sum()) / 60
+    slow, fast = (f"{hours / part:.1f}" for part in REACHED)
+    runs = len(config.seeds) * len(config.shares)
+    return [
+        f"Weights, fetched once: {' and '.join(weights)} ({config.dtype}); on the device "
+        f"{config.total_memory} for both models.",
+        f"{runs} runs of {config.num_problems} problems: {hours:.1f} hours by the roofline of an "
+        f"A100 40 GB (figure memory_split, replayed), {fast} to {slow} if engines reach as much of "
+        f"one as they did of an H100's ({REACHED[0]} to {REACHED[1]}: reports/gpu/reenact.json).",
+        "What the thesis leaves open, and what is taken (09_missing_values says why):",
+        *(
+            f"  {each.name}: {each.thesis}; taken: {each.taken}"
+            for each in values()
+            if each.name not in (*GIVEN, "solution length")
+        ),
+    ]
 
 
 def verdict(tried: pd.DataFrame) -> tuple[str, str]:
