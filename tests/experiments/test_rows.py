@@ -62,6 +62,36 @@ def test_throughput_is_tokens_over_wall_time_and_busy_rates_count_new_tokens_onl
     assert {peak["low"], peak["high"]} <= set(SHARES)
 
 
+def test_counts_at_fitted_prices_make_the_seconds_that_these_prices_made():
+    """Of steps whose seconds are such sums, of each engine by prices of its own."""
+    draw, prices = np.random.default_rng(0), {"llm": (2e-3, 1e-4, 1e-3, 1e-6), "prm": (1e-3,) * 4}
+    parts = []
+    for share, (engine, own) in product((0.2, 0.3), prices.items()):
+        counts = draw.integers(1, 900, (50, 3))
+        part = pd.DataFrame(counts, columns=["prefill_tokens", "decode_tokens", "tokens_held"])
+        part["duration_s"] = own[0] + counts @ own[1:]
+        parts.append(part.assign(llm_share=share, engine=engine))
+    steps = pd.concat(parts, ignore_index=True)
+    inside = steps.groupby("llm_share")["duration_s"].sum()
+    runs = pd.DataFrame({"llm_share": [0.2, 0.3], "sampled_tokens": [900, 900]})
+    runs["wall_s"] = inside.to_numpy() + 3.0
+    assert (900 / (inside + 3.0)).to_list() == pytest.approx(views.counted_rate(runs, steps))
+
+
+def test_marks_say_from_where_on_a_model_computes_again_what_it_gave_up(sweep, monkeypatch):
+    monkeypatch.setattr(views, "counted_rate", lambda runs, _: pd.Series({0.3: 9.0, 0.5: 6.0}))
+    rows = views.counted_rows(sweep)
+    assert at(rows, 0.5, metric="counted")["ratio"] == pytest.approx(2 / 3)
+    more = {"llm_recomputed_tokens_evicted": 0.25 - sweep.runs["llm_share"]}
+    more |= {"prm_recomputed_tokens_preempted": sweep.runs["llm_share"] - 0.35}
+    short = sweep.runs.assign(**{name: (each > 0) * 7 for name, each in more.items()})
+    monkeypatch.setattr(type(sweep), "runs", short)
+    rows = views.counted_rows(sweep)
+    assert at(rows, 0.2, metric="llm_short")["value"] == 0.2
+    assert at(rows, 0.4, metric="prm_short")["value"] == 0.4
+    plots.memory_split(rows)
+
+
 def admitted(spec):
     """Of three requests one is never admitted, two again; self-consistency asks no PRM."""
     run, scored = fake_result(spec), spec.config.strategy != "self_consistency"

@@ -95,9 +95,12 @@ def test_lines_draw_values_and_intervals_in_their_models_look():
     assert "not kept" not in fig.layout.meta["caption"]
     lost = synthetic.split_rows().assign(ratio_low=np.nan, ratio_high=np.nan)
     assert "no bar its interval was not kept" in plots.memory_split(lost).layout.meta["caption"]
-    assert trace(fig, "peak 0.30 (95 %: 0.20 to 0.40)").x == (None,)
+    assert trace(fig, "peak 0.20-0.40, not told apart (95 %)").x == (None,)
     rows = synthetic.split_rows()
     peak = rows[rows["metric"] == "peak_share"]
+    alone = rows.assign(low=rows["low"].mask(rows["metric"] == "peak_share", 0.3))
+    alone["high"] = alone["high"].mask(rows["metric"] == "peak_share", 0.3)
+    assert trace(plots.memory_split(alone), "peak 0.30 (95 %)")
     same = pd.concat([rows, peak.assign(metric="same_work")])
     assert trace(plots.memory_split(same), "peak 0.20-0.40 (95 %: 0.20 to 0.40)")
     whole = rows.assign(low=rows["low"].where(rows["metric"] != "peak_share", 0.05))
@@ -111,6 +114,19 @@ def test_lines_draw_values_and_intervals_in_their_models_look():
     for style in (llm, prm):
         line = trace(hits, style.label).line
         assert (line.color, line.dash) == (style.colour, style.dash)
+
+
+def test_counts_are_a_line_and_where_a_cache_is_short_a_mark_on_the_ratio():
+    rows = synthetic.split_rows()
+    ratios = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["ratio"]
+    counted = rows[rows["metric"] == "tokens_per_s"].assign(metric="counted", ratio=0.9)
+    short = rows.iloc[[0, 0]].assign(metric=["llm_short", "prm_short"], value=ratios.index[[1, -1]])
+    fig = plots.memory_split(pd.concat([rows, counted, short]))
+    assert set(trace(fig, "by counts at fitted prices").y) == {0.9}
+    for text, share in (("LLM short up to here", 1), ("PRM short from here", -1)):
+        mark = trace(fig, text)
+        assert (*mark.x, *mark.y) == (ratios.index[share], ratios.iloc[share])
+    assert fig.layout.margin.t > plots.memory_split(rows).layout.margin.t
 
 
 def test_the_right_axis_reaches_beyond_the_highest_bar_and_bars_without_bounds_are_not_drawn():
@@ -276,7 +292,7 @@ def test_on_paper_a_drawing_too_high_for_a_page_has_lower_panels_and_the_room_be
     gaps, heights = [], []
     for fig in (drawn("memory_split"), print_version(drawn("memory_split"))):
         height = fig.layout.height - fig.layout.margin.t - fig.layout.margin.b
-        ends = [fig.layout[axis].domain for axis in ("yaxis", "yaxis2", "yaxis4")]
+        ends = [fig.layout[axis].domain for axis in ("yaxis", "yaxis2")]
         gaps.append([height * (above[0] - below[1]) for above, below in pairwise(ends)])
         gaps[-1].append(height * (fig.layout.legend.y - 1))
         heights.append(height)

@@ -31,6 +31,7 @@ from workbench.experiments.statistics import (
     bootstrap_mean,
     bootstrap_ratio,
     draw_rates,
+    is_replayed,
     noise_of,
     paired_ratio,
     repeated,
@@ -95,6 +96,45 @@ def split_rows(sweep: Tables) -> pd.DataFrame:
     names = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
     ratios = paired_ratio(sweep, "llm_share", base).rename(columns=names)
     return memory_split_rows(sweep).merge(ratios, on="llm_share", how="left")
+
+
+COUNTS = ["prefill_tokens", "decode_tokens", "tokens_held"]
+
+
+def counted_rows(sweep: Tables) -> pd.DataFrame:
+    """split_rows with more metrics: counted (of what was measured), tokens/s by counts alone; and
+    llm_short, prm_short, the last share at which the LLM, the first at which the PRM computes again
+    what it had to give up.
+    """
+    runs, found = sweep.runs, list[Row]()
+    if not is_replayed(rung(runs)):
+        rate = counted_rate(runs, sweep.table("steps"))
+        over = rate / rate[settings.nearest_to_thesis(rate.index)]
+        cells = zip(rate.index, rate, over)
+        found = [{"llm_share": s, "metric": "counted", "value": v, "ratio": r} for s, v, r in cells]
+    for engine, pick in (("llm", max), ("prm", min)):
+        lost = [f"{engine}_recomputed_tokens_{why}" for why in ("evicted", "preempted")]
+        short = runs.loc[runs.reindex(columns=lost).sum(axis=1) > 0, "llm_share"]
+        if len(short):
+            share = pick(short)
+            found.append({"llm_share": share, "metric": f"{engine}_short", "value": share})
+    more = with_rooms(pd.DataFrame(found, columns=["llm_share", "metric", "value", "ratio"]), sweep)
+    return pd.concat([split_rows(sweep), more], ignore_index=True)
+
+
+def counted_rate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
+    """Tokens/s of each share by the counts of its steps: a step, a prompt's token, a decoded one
+    and one held in the cache have prices, which least squares fit to all of an engine's steps;
+    seconds outside of steps are the same at every share.
+    """
+    fitted, by = steps["duration_s"] * 0.0, runs.groupby("llm_share")
+    for _, own in steps.groupby("engine"):
+        counts = own[COUNTS].assign(steps=1).to_numpy(float)
+        prices, *_ = np.linalg.lstsq(counts, own["duration_s"].to_numpy(), rcond=None)
+        fitted[own.index] = counts @ prices
+    outside = (runs["wall_s"].sum() - steps["duration_s"].sum()) / len(runs)
+    inside = fitted.groupby(steps["llm_share"]).sum() / by.size()
+    return by["sampled_tokens"].mean() / (inside + outside)
 
 
 def critique_rows(plain: Tables, critiques: Tables) -> pd.DataFrame:

@@ -17,13 +17,17 @@ THROUGHPUT = {
     "problems_per_min": Style("problems/min (right axis)", theme.GREEN, "dot", "diamond"),
 }
 _SPLIT_CAPTION = (
-    "Throughput of the search against the LLM's share of total memory, from above: over that at "
+    "Throughput of the search against the LLM's share of total memory. Above, over that at "
     "{base:.2f}, the same problems and seeds on both sides, exactly 1 where both models do equal "
-    "work; generated tokens per second and problems per minute; tokens each model processes per "
-    "second it is busy. Bars: 95 % bootstrap intervals over problems and seeds, the machine's "
-    "noise between runs of equal work included; the band is the interval of the share with the "
-    "highest throughput, where shares of equal work count as one; dotted, 2 % below the best."
+    "work; dashed, what the counts of steps and tokens alone make of it, at prices fitted to all "
+    "shares; triangles, the last share at which the LLM and the first at which the PRM computes "
+    "again what it had evicted. Below, generated tokens per second and problems per minute. Bars: "
+    "95 % bootstrap intervals over problems and seeds, the machine's noise between runs of equal "
+    "work included; the band is the interval of the share with the highest throughput, where "
+    "shares of equal work count as one; dotted, 2 % below the best."
 )
+SHORT = {"llm": ("triangle-left-open", "up to here"), "prm": ("triangle-right-open", "from here")}
+"""Marks of where a model's cache begins to be short, and on which side of them it is."""
 VERIFIERS = {
     "scores": Style("PRM scores at once", theme.BLACK, "dash", "square"),
     "critiques": Style("PRM writes critiques first", theme.VERMILION, "solid", "diamond"),
@@ -70,18 +74,18 @@ _SCORES = {"colorscale": "Cividis", "cmin": 0, "cmax": 1, "colorbar": _SCORE_BAR
 
 
 def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
-    """Throughput of the search over that at 0.3, in itself, and of each model while busy, over the
-    LLM's share.
+    """Throughput of the search over that at 0.3, and in itself, over the LLM's share.
 
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, ratio, ratio_low, ratio_high, metric, value, low,
-    high; metrics tokens_per_s, problems_per_min, llm_tokens_per_busy_s, prm_tokens_per_busy_s, and
-    optionally one row peak_share, drawn as a band low .. high, and one same_work, the shares that
-    do equal work there. A panel of a pair (rows with a column rung) leaves the right axis out.
+    high; metrics tokens_per_s, problems_per_min, and optionally one row peak_share, drawn as a band
+    low .. high, one same_work, the shares that do equal work there, counted (its ratio), and one
+    row each llm_short and prm_short. A panel of a pair (rows with a column rung) leaves the right
+    axis out.
     """
     in_panel = "rung" in rows
-    specs = [[{}], [{"secondary_y": not in_panel}], [{}]]
-    gaps = {"vertical_spacing": 0.1, "row_heights": (0.52, 0.24, 0.24)}
-    fig = make_subplots(rows=3, shared_xaxes=True, specs=specs, **gaps)
+    specs = [[{}], [{"secondary_y": not in_panel}]]
+    fig = make_subplots(rows=2, shared_xaxes=True, specs=specs, vertical_spacing=0.12,
+                        row_heights=(0.68, 0.32))  # fmt: skip
     of = dict(iter(rows.sort_values("llm_share").groupby("metric")))
     hover, rates = "share %{x:.2f}: %{y:,.1f}", of["tokens_per_s"]
     base = min(rates["llm_share"], key=lambda share: abs(share - 0.3))
@@ -89,19 +93,16 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     style = Style(f"generated tokens/s over those at {base:.2f}", theme.BLACK)
     look, told = {"legend": "legend", "marker_size": 7}, "share %{x:.2f}: %{y:.3f}"
     series(fig, ratio, "llm_share", style, told, 1, 1, **look)
+    entries = _explained(fig, of, ratio[["llm_share", "value"]])
     look = {"legend": "legend2", "marker_size": 6, "showlegend": not in_panel}
     for metric, style in list(THROUGHPUT.items())[: 1 if in_panel else 2]:
         right = None if in_panel else metric == "problems_per_min"
         series(fig, of[metric], "llm_share", style, hover, 2, 1, right, **look)
-    for model, style in MODELS.items():
-        busy = of[f"{model}_tokens_per_busy_s"]
-        series(fig, busy, "llm_share", style, hover, 3, 1, legend="legend3")
-    theme.share_axes(fig, rows, panels=3)
+    theme.share_axes(fig, rows, panels=2)
     fig.update_yaxes(rangemode="tozero")
     left = None if in_panel else False
     fig.update_yaxes(title_text=f"over that at {base:.2f}", rangemode="normal", row=1, col=1)
     fig.update_yaxes(title_text="tokens/s", row=2, col=1, secondary_y=left)
-    fig.update_yaxes(title_text="tokens/busy s", row=3, col=1)
     if not in_panel:
         # both measure the same searches: the right axis reaches higher, or lines would coincide
         rate = of["problems_per_min"]
@@ -110,28 +111,55 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.update_yaxes(**axis, range=[0, reach], row=2, col=1, secondary_y=True)
     dotted = {"line": {"color": theme.BLACK, "width": 1, "dash": "dot"}}
     fig.add_hline(0.98 * float(ratio["value"].max()), **dotted, row=1, col=1)  # off the plateau
-    for row in (2, 3):
-        legend_at(fig, f"legend{row}", fig.get_subplot(row, 1).yaxis.domain[1])
+    legend_at(fig, "legend2", fig.get_subplot(2, 1).yaxis.domain[1])
     if "peak_share" in of:
-        value, low, high = of["peak_share"][["value", "low", "high"]].to_numpy(float)[0]
+        low, high = of["peak_share"][["low", "high"]].to_numpy(float)[0]
         pad = 0.004  # so that an interval of one share is still seen
         band = {"fillcolor": theme.SKY, "opacity": 0.18, "line_width": 0, "layer": "below"}
         fig.add_vrect(low - pad, high + pad, **band)  # over all panels; its numbers in the legend
-        first, last = rates["llm_share"].iloc[[0, -1]]
-        same, text = of.get("same_work"), f"peak {value:.2f} (95 %: {low:.2f} to {high:.2f})"
-        if low <= first and last <= high:
-            text = "no peak is shown"
-        elif same is not None and same["low"].iloc[0] < same["high"].iloc[0]:
-            a, b = same[["low", "high"]].iloc[0]
-            text = f"peak {a:.2f}-{b:.2f} (95 %: {low:.2f} to {high:.2f})"
         marker = {"symbol": "square", "size": 12, "color": theme.SKY, "opacity": 0.4}
+        text = _peak(rates["llm_share"], of["peak_share"].iloc[0], of.get("same_work"))
         theme.legend_note(fig, "legend", text, marker, row=1, col=1)
     caption = _SPLIT_CAPTION.format(base=base)
     caption = caption.replace(" and problems per minute", "") if in_panel else caption
     if ratio[["low", "high"]].isna().any(axis=None):
         caption += " Where a ratio has no bar its interval was not kept."
     title, room = "Throughput against the memory split", {"right": 62, **theme.OVER_SHARES}
-    return finish(fig, title, caption, provenance, 510, **room)
+    return finish(
+        fig, title, caption, provenance, 430, **room | {"top": room["top"] + 20 * entries}
+    )
+
+
+def _peak(shares: pd.Series, peak: pd.Series, same: pd.DataFrame | None) -> str:
+    """Where the peak is, for the legend: shares of equal work are one, none beats its equals."""
+    low, high = peak["low"], peak["high"]
+    if low <= shares.min() and shares.max() <= high:
+        return "no peak is shown"
+    first, last = (peak["value"],) * 2 if same is None else same[["low", "high"]].iloc[0]
+    if first < last:
+        return f"peak {first:.2f}-{last:.2f} (95 %: {low:.2f} to {high:.2f})"
+    if low < high:
+        return f"peak {low:.2f}-{high:.2f}, not told apart (95 %)"
+    return f"peak {low:.2f} (95 %)"
+
+
+def _explained(fig: go.Figure, of: dict[Any, pd.DataFrame], ratio: pd.DataFrame) -> int:
+    """What counts alone make of the ratio, and from where on a model's cache is short; the number
+    of entries that the legend has more.
+    """
+    before = len(fig.data)
+    look: dict[str, Any] = {"legend": "legend", "row": 1, "col": 1}
+    hover = "share %{x:.2f}: %{y:.3f}"
+    if "counted" in of:
+        own, style = of["counted"], Style("by counts at fitted prices", theme.GREEN, "dash")
+        own = own.assign(value=own["ratio"])[["llm_share", "value"]]
+        series(fig, own, "llm_share", style, hover, mode="lines", line_width=1.5, **look)
+    for model, (symbol, side) in SHORT.items():
+        if f"{model}_short" in of:
+            at = ratio[ratio["llm_share"].isin(of[f"{model}_short"]["value"])]
+            style = Style(f"{model.upper()} short {side}", MODELS[model].colour, "solid", symbol)
+            series(fig, at, "llm_share", style, hover, mode="markers", marker_size=12, **look)
+    return len(fig.data) - before
 
 
 def critiques(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -183,7 +211,7 @@ def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             series(fig, own, x, style, hover, row, column, **look, **wide)
     ticks = [k * 10.0**power for power in range(-2, 8) for k in (1, 2, 5)]
     ends = np.log10([0.85 * rows["seconds"].min(), 1.18 * rows["seconds"].max()]).tolist()
-    fig.update_xaxes(type="log", range=ends, tickvals=ticks, col=2)
+    fig.update_xaxes(type="log", range=ends, tickvals=ticks, matches="x2", col=2)
     fig.update_xaxes(title_text="seconds for a problem", row=len(kinds), col=2)
     fig.update_xaxes(title_text="n, and tokens sampled for a problem", row=len(kinds), col=1)
     for row, levels in enumerate(kinds, 1):
