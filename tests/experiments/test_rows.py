@@ -1,5 +1,6 @@
 """The rows figures draw, counted again by hand on a small sweep without models."""
 
+import json
 import re
 from dataclasses import replace
 from itertools import product
@@ -385,6 +386,17 @@ def test_what_thrashing_costs_is_one_sentence(sweep, lost):
     found = claims.thrashing_in_words(rare, lost.assign(seconds=0.0))
     shares = claims.listed(SHARES)
     assert found.startswith(f"Thrashing is rare at LLM shares of {shares}, with at most 0.0 events")
+
+
+def test_sameness_of_the_recorded_pair_is_its_records(tmp_path) -> None:
+    """Of the committed record; one setting that differs fails; none is no verdict."""
+    claim = claims.identical_claim()
+    assert claim.verdict == claims.HOLDS and "under 5 of 5 further settings" in claim.number
+    rows = [{"name": f"identical@{k}", "value": value} for k, value in enumerate((1.0, 0.99))]
+    (tmp_path / "record.json").write_text(json.dumps({"rows": rows}))
+    claim = claims.identical_claim(tmp_path / "record.json")
+    assert claim.verdict == claims.FAILS and "under 1 of 2" in claim.number
+    assert claims.identical_claim(tmp_path / "none.json").verdict == claims.UNTESTED
 
 
 def test_the_page_of_claims_is_what_the_committed_rows_say():
