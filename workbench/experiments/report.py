@@ -149,8 +149,8 @@ def split_numbers(drawn: Drawn) -> Named:
         fall |= {end for end, is_slower in ends if is_slower}
         told = losses(split, drawn.rows("lost_time", rung))
         found |= {f"{name}{key}": text for key, text in told.items()}
-    own = drawn.rows("memory_split").pivot_table("ratio", "llm_share", "metric")
-    apart = float((own["counted"] / own["tokens_per_s"] - 1).abs().max())
+    over = drawn.rows("memory_split").pivot_table("ratio", "llm_share", "metric")
+    apart = float((over["counted"] / over["tokens_per_s"] - 1).abs().max())
     for part in ("recomputed_evicted", "recomputed_partial", "bookkeeping"):
         spent, short = judged.recomputed_part(lost, part), part.removeprefix("recomputed_")
         found[f"mid{short.capitalize()}"] = percent(spent[middle])
@@ -198,7 +198,8 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
 def ran_numbers(drawn: Drawn) -> Named:
     """What the recorded pair loses where it was run, beside its replay."""
     rows = (drawn.rows(name, judged.SMOL) for name in ("memory_split", "lost_time"))
-    return {f"ran{key}": text for key, text in losses(*rows).items() if key != "Equal"}
+    told = losses(*rows)
+    return {f"ran{key}": told[key] for key in ("Lost", "Losses")}
 
 
 def cache_numbers(drawn: Drawn) -> Named:
