@@ -506,13 +506,12 @@ def no_loss_up_to() -> int:
 def strategies() -> list[str]:
     """Notebook 11's figure as a table; nothing where its rows have no verdicts."""
     content = committed("figures/search_strategies.parquet")
-    rows = pd.read_parquet(io.BytesIO(content or b"")) if content else pd.DataFrame()
-    if "alike" not in rows:
+    if content is None or "alike" not in (rows := pd.read_parquet(io.BytesIO(content))):
         return []
     origin = json.loads(committed("figures/search_strategies.json") or b"{}")
     (searched,) = re.findall(r"Searched: (.*)\.", origin["parameters"]["provenance"])
     own = rows[rows["levels"] == "all levels"]
-    spent = own.groupby("n")[["tokens"]].median()["tokens"]
+    spent = own.groupby("n")["tokens"].median()
     heads = [f"n = {n}: {tokens:,.0f} LLM tokens a problem" for n, tokens in spent.items()]
     lines = ["|  | " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + 1)]
     for name, each in own.groupby("strategy", sort=False):

@@ -164,7 +164,7 @@ def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_pa
 def test_the_headline_gain_of_the_record_is_within_the_figures_interval() -> None:
     """The same ratio, of other problems and seeds: all techniques over a static 0.3, at 0.5 W.
 
-    And the figure's within the range of the record's single runs.
+    And the figure's within the record's range; of that one end is named that reaches further.
     """
     record = json.loads((REPORTS / "bench" / "memory.json").read_text())
     (row,) = (row for row in record["rows"] if row["name"] == "all_vs_baseline@0.5W")
@@ -172,8 +172,8 @@ def test_the_headline_gain_of_the_record_is_within_the_figures_interval() -> Non
     settings = rows.set_index("setting")
     every, base = (settings.loc[f"0.5W/{n}"] for n in ("marginal_value/all", "static_0.3/none"))
     ends = every["low"] / base["high"], every["high"] / base["low"]
-    assert ends[0] < row["ratio"] < ends[1]
-    least, most = row["spread"]
+    least, most = row["spread"]  # of single runs: one gains more than any mean of the figure's
+    assert ends[0] < least < row["ratio"] < ends[1] and most < max(ends[1], 1.67)
     assert least < every["value"] / base["value"] < most
 
 

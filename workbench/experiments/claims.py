@@ -89,6 +89,14 @@ def read_split(rows: pd.DataFrame) -> tuple[Any, pd.Series, pd.Series]:
     return speed, peak, same
 
 
+def counted_apart(rows: pd.DataFrame) -> pd.Series:
+    """By how much counts at fitted prices miss the measured ratio at each share, a fraction of it,
+    of rows of plots.memory_split.
+    """
+    over = rows.pivot_table("ratio", "llm_share", "metric")
+    return (over["counted"] / over["tokens_per_s"] - 1).abs()
+
+
 def listed(shares: Any, form: str = ".2f") -> str:
     """`0.15, 0.20 and 0.30`; none where there is none."""
     *first, last = [f"{share:{form}}" for share in shares] or ["none"]
@@ -410,9 +418,7 @@ def judge_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.join(near.groupby(by)["strategy"].agg(", ".join).rename("alike"), on=by)
     gains, chance = drawn.gains_by_level(study)
     cells = {levels.replace("more", "all levels"): found.cells for levels, found in gains.items()}
-    gained = pd.DataFrame(cells).T.rename(
-        columns=lambda name: f"gain_{name}".removesuffix("_value")
-    )
+    gained = pd.DataFrame(cells).T.add_prefix("gain_").rename(columns={"gain_value": "gain"})
     return rows.fillna({"alike": ""}).join(gained, on="levels").assign(chance=chance)
 
 

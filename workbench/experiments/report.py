@@ -149,8 +149,7 @@ def split_numbers(drawn: Drawn) -> Named:
         fall |= {end for end, is_slower in ends if is_slower}
         told = losses(split, drawn.rows("lost_time", rung))
         found |= {f"{name}{key}": text for key, text in told.items()}
-    over = drawn.rows("memory_split").pivot_table("ratio", "llm_share", "metric")
-    apart = float((over["counted"] / over["tokens_per_s"] - 1).abs().max())
+    apart = judged.counted_apart(drawn.rows("memory_split"))
     for part in ("recomputed_evicted", "recomputed_partial", "bookkeeping"):
         spent, short = judged.recomputed_part(lost, part), part.removeprefix("recomputed_")
         found[f"mid{short.capitalize()}"] = percent(spent[middle])
@@ -160,7 +159,7 @@ def split_numbers(drawn: Drawn) -> Named:
         "falls": "at both ends" if len(fall) > 1 else f"at {judged.listed(fall, '')}",
         "peakLow": f"{peak['low']:.2f}",
         "peakHigh": f"{peak['high']:.2f}",
-        "countedApart": percent(apart, 1),
+        "countedApart": percent(apart.max(), 1),
         "machineNoise": percent(float(alike.max() / alike.min()) - 1, 1),
         "runNoise": drawn.noise("memory_split"),
     }
