@@ -25,8 +25,8 @@ from workbench.experiments.claims import (
     SMOL,
     harder_in_words,
     ranked_strategies,
-    recomputed_part,
     split_in_words,
+    time_spent,
 )
 from workbench.experiments.provenance import counted, describe, git
 from workbench.experiments.settings import RECORDED, REPLAYED
@@ -474,7 +474,7 @@ def in_short() -> str:
     """What the main figure says: where throughput is highest, what both ends lose, and why."""
     speed = figure_rows("memory_split", metric="tokens_per_s")
     lost = figure_rows("lost_time").reset_index()
-    again = recomputed_part(lost, "recomputed_evicted", "recomputed_preempted")
+    again = time_spent(lost, "recomputed_evicted", "recomputed_preempted")
     best = {r: figure_rows("memory_split", r, metric="peak_share") for r in (MEASURED, REPLAYED)}
     own, far = (f"{p['low'].item():.2f} to {p['high'].item():.2f}" for p in best.values())
     ends = []

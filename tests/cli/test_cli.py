@@ -110,7 +110,7 @@ def test_runs_travel_by_export_and_import(tmp_path, stored, capsys):
     assert "2 runs stored, 0 were there already" in capsys.readouterr().out
     assert main(["runs", "import", archive, *there]) == 0
     assert "0 runs stored, 2 were there already" in capsys.readouterr().out
-    assert main(["runs", "import", str(tmp_path / "none.zip"), *there]) == 2
+    assert main(["runs", "import", str(tmp_path / "none.tar"), *there]) == 2
 
 
 @pytest.fixture

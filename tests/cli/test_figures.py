@@ -155,6 +155,13 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
         (["09"], ["09_missing_values: nothing to replay, the committed rows"], "to do"),
         (["09", "-p", "values=['n', 'dtype']"], ["09_missing_values: 42 of 42 replays"], "runs"),
         (["00"], [], "to do"),  # it reads no sweep
+        (["11", "-p", "beam_counts=[2]", "--profile", "quick"], ["9 of 9 runs to do"], "nothing"),
+        # each notebook measures with those of the settings that it has
+        (
+            ["03", "11", "-p", "beam_width=2", "-p", "beam_counts=[6]", "--profile", "quick"],
+            ["4 of 4 runs to do", "9 of 9 runs to do"],
+            "refused",
+        ),
     ],
 )
 def test_a_dry_run_says_what_would_take_how_long(options, said, unsaid, calls, tmp_path, capsys):
@@ -229,7 +236,7 @@ def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, calls, monke
     assert "failed: split-0.300-seed0" in shown
     assert "RuntimeError: the cable was [pulled]" in shown
     assert "--retry-failed" in shown
-    assert dict(calls)["write_report"][0] == figures_home(broken)
+    assert dict(calls)["write_report"][0] == project_root() / "build/figures/quick"
     assert "3 of 4 runs (failed: split-0.300-seed0)" in provenance_of(broken)
 
 
@@ -321,10 +328,10 @@ def test_a_report_is_of_the_folder_that_was_drawn_into(tmp_path, monkeypatch):
     """A parameter set to its usual value changes no figure, and so no folder."""
     monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
     usual, changed = tmp_path / "figures", tmp_path / "build/figures/default-changed"
-    assert home_of("default", {"depth_limits": [4]}, None) == usual
+    assert home_of("default", {"depth_limits": [4]}) == usual
     for time, place in enumerate((changed, usual)):
         place.mkdir(parents=True)
         (place / "a.parquet").touch()
         os.utime(place / "a.parquet", (time, time + 1))
-        assert home_of("default", {"depth_limits": [4]}, None) == place
-    assert home_of("default", {}, None) == usual
+        assert home_of("default", {"depth_limits": [4]}) == place
+    assert home_of("default", {}) == usual

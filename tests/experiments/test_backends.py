@@ -1,7 +1,9 @@
 """Backends: the same rows wherever runs are carried out; of a dead worker nothing lost or twice."""
 
+import os
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -177,11 +179,20 @@ def test_replays_on_a_ray_cluster_are_those_here(here, tmp_path, monkeypatch, im
         cluster.shutdown()
 
 
+def test_calls_are_made_by_processes_where_workers_are_asked_for_here() -> None:
+    assert Backend("here", 1).map(os.getpid, [()]) == [os.getpid()]
+    assert os.getpid() not in Backend("here", 2).map(os.getpid, [(), ()])
+
+
 @pytest.mark.slow
-def test_replays_by_submitit_are_those_of_here(here, tmp_path, importable) -> None:
+def test_replays_by_submitit_are_those_of_here(here, tmp_path, importable, monkeypatch) -> None:
     """As jobs of this machine, in Slurm's place."""
-    pytest.importorskip("submitit", reason="submitit is an extra: pip install -e '.[slurm]'")
-    on = Backend("slurm", 2, cluster="local")
+    submitit = pytest.importorskip(
+        "submitit", reason="submitit is an extra: pip install -e '.[slurm]'"
+    )
+    monkeypatch.setattr(backends.shutil, "which", lambda name: name)
+    monkeypatch.setattr(submitit, "AutoExecutor", partial(submitit.AutoExecutor, cluster="local"))
+    on = Backend("slurm", 2)
     found = run_replayed(here.config, tmp_path / "runs", progress=False, backend=on)
     assert_same_replays(here, found)
 

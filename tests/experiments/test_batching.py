@@ -10,13 +10,13 @@ import pytest
 from tests.experiments.fake_sweep import FakeSweep
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments import plans, settings
-from workbench.experiments.batching import provenance_of_limits, run_batches_replayed
+from workbench.experiments.batching import run_batches_replayed
 from workbench.experiments.execute import one_by_one, rung_answers
 from workbench.experiments.plans import replayed_config
 from workbench.experiments.rows import balance_rows, batch_rows, cells_provenance
 from workbench.experiments.runs import RunResult, compare
 from workbench.experiments.settings import CONTINUOUS, STATIC_BATCH, UNCACHED
-from workbench.experiments.study import run_batches
+from workbench.experiments.study import provenance_of, run_batches
 
 CONFIG = plans.sweep_config("quick", n=4, max_depth=3)
 PLAN = plans.BatchPlan((4, 32), (16, 256), (4, 32), 2, (4, 16), 2, cells=2)
@@ -128,6 +128,6 @@ def test_what_is_replayed_are_the_requests_of_the_search(replayed):
 
 
 def test_both_rungs_are_told_below_their_figure(study, replayed):
-    said = provenance_of_limits(study, replayed)
+    said = provenance_of(study, replayed, told=lambda each: cells_provenance(each.all_runs))
     assert said.count("Each model alone") == said.count("LLM tiny") + said.count("LLM llama") == 2
     assert "simulated NVIDIA A100" in said and "Nothing was run" in said

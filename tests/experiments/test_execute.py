@@ -8,7 +8,7 @@ import pytest
 
 from workbench.config import SearchConfig, StrategyConfig
 from workbench.errors import ConfigError
-from workbench.experiments import execute, plans, settings
+from workbench.experiments import claims, execute, plans, settings
 from workbench.experiments import rows as views
 from workbench.experiments.memory import feasibility, starting_share
 from workbench.experiments.plans import setting_of, sweep_config
@@ -236,10 +236,12 @@ def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(root) -
         assert study.runs[f"{engine}_blocks"].tolist() == [each.blocks(engine) for each in fits]
     assert study.runs["llm_preempted"].iloc[0] > 0 == study.runs["llm_preempted"].iloc[1]
     assert study.noise.is_known and study.noise.sigma == 0, "simulated seconds have no noise"
-    rows = views.on_rungs(views.memory_split_rows, [study], "memory_split")
+    rows = views.on_rungs(views.split_rows, [study], "memory_split")
     assert set(rows["rung"]) == {settings.RECORDED}
     lost = views.lost_time_rows(study)
-    assert views.accounted(lost).between(0.999, 1.001).all(), "a replay has steps alone"
+    assert claims.time_spent(lost, *lost["part"].unique()).between(0.999, 1.001).all(), (
+        "a replay has steps alone"
+    )
     assert "a recorded search's" in provenance_of(study)
 
 

@@ -14,12 +14,11 @@ from tests.experiments.fake_sweep import PROBLEMS, SHARES, FakeSweep, wall
 from tests.experiments.fakes import fake_result
 from workbench import plots
 from workbench.config import STRATEGIES
-from workbench.experiments import claims, report
+from workbench.experiments import claims, report, statistics
 from workbench.experiments import rows as views
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.plans import StrategyPlan, strategy_runs, sweep_config
 from workbench.experiments.settings import REPLAYED
-from workbench.experiments.statistics import wilson
 from workbench.experiments.study import run_study
 
 ROOT = committed_tree()
@@ -39,6 +38,11 @@ def lost(sweep):
     return views.lost_time_rows(sweep, COSTS)
 
 
+def accounted(lost):
+    """What part of its wall time each share's uses add up to."""
+    return claims.time_spent(lost, *lost["part"].unique())
+
+
 def at(rows, share, **where):
     found = rows[(rows["llm_share"] == share)]
     for column, value in where.items():
@@ -47,17 +51,13 @@ def at(rows, share, **where):
     return found.iloc[0]
 
 
-def test_throughput_is_tokens_over_wall_time_and_busy_rates_count_new_tokens_only(sweep):
-    rows = views.memory_split_rows(sweep)
+def test_throughput_is_tokens_and_problems_over_wall_time(sweep):
+    rows = views.split_rows(sweep)
     row = at(rows, 0.3, metric="tokens_per_s")
     assert row["value"] == pytest.approx(400 / wall(0.3))
     assert row["low"] < row["value"] < row["high"]
     problems = at(rows, 0.3, metric="problems_per_min")
     assert problems["value"] == pytest.approx(60 * len(PROBLEMS) / wall(0.3))
-    busy = 0.45 * wall(0.5)
-    assert at(rows, 0.5, metric="llm_tokens_per_busy_s")["value"] == pytest.approx(400 / busy)
-    new = 40 * (60 - 4 - 40)  # of 60 tokens a step 40 were evicted before and 4 in a partial block
-    assert at(rows, 0.5, metric="prm_tokens_per_busy_s")["value"] == pytest.approx(new / busy)
     peak = rows[rows["metric"] == "peak_share"].iloc[0]
     assert peak["value"] == 0.3
     assert {peak["low"], peak["high"]} <= set(SHARES)
@@ -119,7 +119,7 @@ def test_strategies_are_compared_over_all_levels_and_over_the_easier_and_the_har
     found = rows[(rows["strategy"] == "dvts") & (rows["n"] == 8)].set_index("levels")
     assert list(found.index) == ["all levels", "levels to 3", "levels from 4"]
     assert found["value"].tolist() == [0.5] * 3  # of the fake every other problem is right
-    assert found["low"].tolist() == [wilson(0.5, trials).low for trials in (10, 6, 4)]
+    assert found["low"].tolist() == [statistics.wilson(0.5, trials).low for trials in (10, 6, 4)]
     tokens = [100 + 10 * k + 0.5 for k in range(10)]  # 0.5: the mean of both seeds
     own = tokens, [tokens[k] for k in (0, 1, 2, 5, 6, 7)], [tokens[k] for k in (3, 4, 8, 9)]
     means = [sum(each) / len(each) for each in own]
@@ -184,10 +184,10 @@ def test_more_compute_where_it_is_hard_is_told_with_where_both_begin(strategies)
 
 def test_a_sign_test_is_exact():
     """Against the binomial distribution's own sums; of nothing it tells nothing."""
-    assert [claims.sign_test(k, 0) for k in (0, 1, 4, 5)] == [1, 1, 0.125, 0.0625]
-    assert claims.sign_test(3, 3) == 1 and claims.sign_test(0, 4) == 0.125
-    assert claims.sign_test(8, 2) == pytest.approx(2 * (1 + 10 + 45) / 2**10)
-    assert 0 < claims.sign_test(900, 600) < 1e-10
+    assert [views.sign_test(k, 0) for k in (0, 1, 4, 5)] == [1, 1, 0.125, 0.0625]
+    assert views.sign_test(3, 3) == 1 and views.sign_test(0, 4) == 0.125
+    assert views.sign_test(8, 2) == pytest.approx(2 * (1 + 10 + 45) / 2**10)
+    assert 0 < views.sign_test(900, 600) < 1e-10
 
 
 def test_what_a_strategy_does_to_both_caches_is_counted_over_its_runs(strategies):
@@ -205,14 +205,23 @@ def test_gains_of_hard_and_easier_levels_are_those_of_the_problems_both_budgets_
     """Of the 20: six strategies of nine gain every odd problem, beam search the first, ETS four."""
     gains, chance = views.gains_by_level(strategies)
     easier, hard = (6 * 6 + 1 + 3) / 9 / 12, (4 * 6 + 1) / 9 / 8
-    found = [gains[key].estimate for key in (views.EASIER, views.HARDER, "more")]
+    found = [gains[key].estimate for key in (views.EASIER, views.HARDER, "all levels")]
     assert found == pytest.approx([easier, hard, hard - easier])
-    assert gains["more"].low < 0 < gains["more"].high and chance > 0.5
+    assert gains["all levels"].low < 0 < gains["all levels"].high and chance > 0.5
     runs = strategies.all_runs
     failed = (runs["strategy"] == "beam_search") & (runs["n"] == runs["n"].max())
     kept = tuple(runs.loc[~failed, "folder"])
-    fewer, _ = views.gains_by_level(replace(strategies, folders=kept, _read={}))
+    fewer, _ = views.gains_by_level(replace(strategies, folders=kept))
     assert fewer[views.EASIER].estimate > 0, "a strategy that lacks a run leaves the others theirs"
+
+
+def test_problems_without_a_level_have_no_part_in_what_levels_gain(strategies, monkeypatch):
+    """Of a file of one's own: they count among all levels alone."""
+    problems = views.by_levels(strategies)["all levels"]
+    problems["level"] = problems["level"].astype("Int64").where(problems["problem_id"] != "p3")
+    monkeypatch.setattr(views, "by_levels", lambda study: {"all levels": problems})
+    gains, chance = views.gains_by_level(strategies)
+    assert gains[views.EASIER].estimate > 0 and chance > 0.5
 
 
 def test_hit_rates_are_those_of_first_admissions(sweep):
@@ -254,8 +263,9 @@ def test_block_figures_get_every_step_and_common_axes(sweep):
 
 
 def test_parts_of_the_wall_time_add_up_to_it(lost):
-    assert views.accounted(lost).between(0.99, 1.01).all()
-    assert set(lost["part"]) <= set(views.PARTS)
+    assert accounted(lost).between(0.99, 1.01).all()
+    uses = ("llm_decode", "llm_prefill", "prm_prefill", "waiting", "bookkeeping")
+    assert set(lost["part"]) <= {*uses, *views.AGAIN}
     plots.lost_time(lost)
 
 
@@ -273,16 +283,16 @@ def test_a_mixed_step_is_divided_by_operations(lost):
 
 def test_a_gap_in_the_record_shows():
     rows = views.lost_time_rows(FakeSweep(spans=lambda rows: rows.iloc[::2]), COSTS)
-    assert (views.accounted(rows) < 0.97).all()
+    assert (accounted(rows) < 0.97).all()
 
 
 def test_claims_are_judged_by_their_rules(sweep, lost):
-    judged = [claims.peak_claim(views.memory_split_rows(sweep))]
+    judged = [claims.peak_claim(views.split_rows(sweep))]
     judged += [claims.hits_claim(views.prefix_hit_rows(sweep))]
     judged += [claims.sameness_claim(sweep.table("nodes"))]
     assert {claim.verdict for claim in judged} == {"holds"}
     thrash = claims.thrash_claim(views.thrashing_rows(sweep))
-    split = views.memory_split_rows(sweep).assign(rung="measured tiny")
+    split = views.split_rows(sweep).assign(rung="measured tiny")
     eviction = claims.eviction_claim(lost, split)
     assert eviction.number.endswith("it depends on the machine's noise"), "no two did equal work"
     assert thrash.verdict == "depends on"
@@ -300,7 +310,7 @@ def test_claims_can_fail(sweep):
     assert claims.sameness_claim(nodes.drop(index=5)).verdict == "fails"
     hits = views.prefix_hit_rows(sweep).assign(value=0.4, low=0.3, high=0.5)
     assert claims.hits_claim(hits).verdict == "fails"
-    peak = views.memory_split_rows(sweep)
+    peak = views.split_rows(sweep)
     at_the_end = peak.assign(low=peak["low"].where(peak["metric"] != "peak_share", 0.08))
     assert claims.peak_claim(at_the_end).verdict == "depends on"
 

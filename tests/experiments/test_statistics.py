@@ -84,10 +84,10 @@ def test_the_interval_of_a_median_is_that_of_the_tables_and_covers():
 
 def test_one_problem_or_two_seeds_without_equal_work_make_nothing_certain():
     sweep = FakeSweep()
-    rows = views.problem_seconds(sweep)
+    rows = sweep.table("problems")
     seeds, problem = draw_rates(rows, sweep.runs, "llm_share"), rows[rows["problem_id"] == "a"]
     three = FakeSweep(seeds=(0, 1, 2))
-    known = views.problem_seconds(three)
+    known = three.table("problems")
     assert draw_rates(known, three.runs, "llm_share").difference(0.3, 0.5).high < 0
     share = three.runs["llm_share"].rank(method="dense")
     alone = draw_rates(known, three.runs[three.runs["seed"] == share % 3], "llm_share")
@@ -99,7 +99,7 @@ def test_one_problem_or_two_seeds_without_equal_work_make_nothing_certain():
 def test_a_slow_run_is_not_taken_for_the_shares_doing():
     """All problems of a run share its noise: drawing problems alone would call the peak certain."""
     sweep, noise = FakeSweep(seeds=(0, 1, 2)), np.random.default_rng(0)
-    rows = views.problem_seconds(sweep)
+    rows = sweep.table("problems")
     slower = {run: 1 + 0.2 * noise.random() for run in rows["run_id"].unique()}
     rows["wall_part_s"] = rows["run_id"].map(slower)
     rates = draw_rates(rows, sweep.runs, "llm_share")
@@ -168,7 +168,7 @@ def test_shares_do_equal_work_where_every_seed_does_with_one_technique():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_peak_never_tells_shares_of_equal_work_apart(seed):
-    rows = views.memory_split_rows(Noisy(seed=seed))
+    rows = views.split_rows(Noisy(seed=seed))
     peak = rows[rows["metric"] == "peak_share"].iloc[0]
     if 0.2 <= peak["value"] <= 0.4:
         assert peak["low"] <= 0.2
@@ -206,32 +206,23 @@ def test_a_run_that_is_missing_takes_its_seed_from_the_comparison_and_no_other()
     sweep = FakeSweep()
     runs = sweep.runs
     runs = runs[~((runs["llm_share"] == 0.08) & (runs["seed"] == 0))]
-    rows, of_first = views.problem_seconds(sweep), set(runs.loc[runs["seed"] == 0, "run_id"])
+    rows, of_first = sweep.table("problems"), set(runs.loc[runs["seed"] == 0, "run_id"])
     shifted = rows.assign(wall_part_s=rows["wall_part_s"] * (1 + 9 * rows["run_id"].isin(of_first)))
     both = [draw_rates(each, runs, "llm_share") for each in (rows, shifted)]
     np.testing.assert_allclose(both[0].measured, both[1].measured)
 
 
 def test_a_paired_ratio_is_one_of_equal_work_and_else_of_its_seconds():
-    """The study's main comparison: the same problems and seeds on both sides."""
-    table = statistics.paired_ratio(Noisy(noise=0.01, slow_end=2.0), by="llm_share", against=0.3)
-    ratios = table.set_index("llm_share")
-    assert tuple(ratios.loc[0.2]) == (1.0, 1.0, 1.0)
-    assert ratios.loc[0.5, "value"] == pytest.approx(0.5, rel=0.05)
-    assert ratios.loc[0.5, "low"] < ratios.loc[0.5, "value"] < ratios.loc[0.5, "high"] < 0.6
-
-
-def test_every_share_has_its_paired_ratio_to_a_third_of_the_memory():
-    """Exactly 1 where both did the same work, on every row; to the nearest share without 0.3."""
-    sweep = Noisy(noise=0.01, slow_end=2.0)
-    rows = views.split_rows(sweep)
+    """The study's main comparison: the same problems and seeds on both sides; to the nearest share
+    that was run where 0.3 was not.
+    """
+    rows = views.split_rows(Noisy(noise=0.01, slow_end=2.0))
     columns = ["ratio", "ratio_low", "ratio_high"]
-    assert rows.drop(columns=columns).equals(views.memory_split_rows(sweep))
     ratios = rows[["llm_share", *columns]].drop_duplicates().set_index("llm_share")
     assert list(ratios.index) == list(SHARES)
     assert ratios.loc[0.2].tolist() == ratios.loc[0.3].tolist() == [1.0, 1.0, 1.0]
-    expected = statistics.paired_ratio(sweep, "llm_share", 0.3).set_index("llm_share").loc[0.5]
-    assert ratios.loc[0.5].tolist() == expected.tolist() and expected["high"] < 0.6
+    ratio, low, high = ratios.loc[0.5]
+    assert ratio == pytest.approx(0.5, rel=0.05) and low < ratio < high < 0.6
     without = FakeSweep(shares=(0.08, 0.2, 0.5))
     assert set(views.split_rows(without).query("llm_share == 0.2")["ratio"]) == {1.0}
 

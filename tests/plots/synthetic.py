@@ -32,8 +32,6 @@ def split_rows(shares=SHARES):
     heights = {
         "tokens_per_s": 2400 * hump,
         "problems_per_min": 31 * hump,
-        "llm_tokens_per_busy_s": 5200 * (0.7 + 0.3 * hump),
-        "prm_tokens_per_busy_s": 9800 * (0.4 + 0.6 * hump),
     }
     parts = [
         rooms(shares).assign(metric=name, value=v, low=0.93 * v, high=1.06 * v)

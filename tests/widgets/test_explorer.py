@@ -72,6 +72,29 @@ def test_bars_of_two_picks_stand_beside_each_other_at_their_own_shares(sweeps):
         assert [share for share, s in zip(shares, seconds) if s > 0] == pick.shares
 
 
+def test_settings_and_repetitions_of_a_study_are_no_one_pick(tmp_path):
+    """Runs of unlike techniques are not drawn as one search, nor one that was carried out twice."""
+    runs = [RunSpec(CONFIGURATION, 0.3, 0, "ablation", setting=name) for name in ("a", "b")]
+    for run in (*runs, replace(runs[0], repeat=1)):
+        store_fake(tmp_path, run)
+    found = explorer.picks(load_runs(tmp_path))
+    groups = [pick for name, pick in found.items() if name.startswith("ablation runs")]
+    assert sorted(len(pick.all_runs) for pick in groups) == [1, 2]
+    assert [len(pick.runs) for pick in groups] == [1, 1]
+
+
+def test_cells_of_two_batching_studies_stand_beside_each_other(tmp_path):
+    """Their heat maps have axes of their own limits."""
+    for place, config in (("a", test_batching.CONFIG), ("b", replace(test_batching.CONFIG, n=8))):
+        run_batches(config, test_batching.PLAN, tmp_path / place, execute=test_batching.fake_cell)
+    both = explorer.picks(load_runs([tmp_path / "a", tmp_path / "b"]))
+    a, b = [pick for pick in both.values() if pick.is_batches]
+    drawn = explorer.explore("llm_batch", a, b)
+    maps = [trace for trace in drawn.figure.data if trace.type == "heatmap"]
+    assert len({trace.xaxis for trace in maps}) == len(maps) == 2
+    assert set(drawn.rows["pick"]) == {a.name, b.name}
+
+
 def test_what_cannot_be_drawn_is_said(found, tmp_path):
     a = explorer.picked(found, None)
     with pytest.raises(ConfigError, match=r"no figure 'memory'.*memory_split"):

@@ -89,6 +89,8 @@ def test_no_score_is_told_where_the_prm_was_not_asked(tables):
     fig = tree_figure(tree)
     assert not fig.layout.coloraxis.to_plotly_json()
     assert "score" not in "".join(trace.hovertemplate or "" for trace in fig.data)
+    known = problem_tree(problems.assign(prm_tokens_asked=0), nodes)  # of a score cache
+    assert "score 0.800" in node_text(known, "0/1")
 
 
 def test_menus_show_a_node_and_its_text(tables):

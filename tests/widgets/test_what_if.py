@@ -37,11 +37,12 @@ def trace(fig, key):
 
 
 @pytest.fixture
-def by_hand(infos, position, replays, at_once):
+def by_hand(infos, position, replays, at_once, monkeypatch):
     """Makes some moves on a widget in an event loop."""
+    monkeypatch.setattr(r, "replay_elsewhere", at_once)
 
     async def act(moves):
-        await moves(w.WhatIfWidget(infos, position, replays, replayer=at_once))
+        await moves(w.WhatIfWidget(infos, position, replays))
 
     return lambda moves: asyncio.run(act(moves))
 

@@ -34,6 +34,8 @@ ON_RUNGS = (SPLIT, "03_block_occupancy", "05_prefix_cache", "06_cache_thrashing"
 """Notebooks that draw the same replayed rungs beside the sweep."""
 OF_SWEEP = {*ON_RUNGS, BATCHING}
 """Notebooks that read the sweep; others build or run themselves what they draw."""
+MEASURING = (*OF_SWEEP, ABLATION, OPTIMISATION, COMPARED)
+"""Notebooks of measured searches."""
 OPTIONS = {"profile": "--profile NAME", "runs_dir": "--runs DIR", "stale_ok": "--stale ok",
            "retry_failed": "--retry-failed"}  # fmt: skip
 """Parameters of notebooks that the command has options for, since its own sweep needs them, too."""
@@ -75,19 +77,20 @@ def figures(
         raise ConfigError(f"figures takes {name} as {OPTIONS[name]}, not as -p {name}=...")
     known = notebooks.parameters_of(notebooks.notebook_files(names or None), parameters)
     how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
-    of_sweep = {field.name for field in fields(SweepConfig)} - {"profile"}
-    if [file.stem for file in known] == [COMPARED]:
-        of_sweep.remove("num_problems")  # the plan's: maybe one for each number of beams
-    config = sweep_config(profile, **{k: v for k, v in parameters.items() if k in of_sweep})
-    given = {file.stem: defaults | parameters for file, defaults in known.items()}
+    given = {
+        file.stem: {name: parameters.get(name, value) for name, value in own.items()}
+        for file, own in known.items()
+    }
+    configs = {stem: config_of(stem, profile, given[stem]) for stem in given if stem in MEASURING}
+    reads = [configs[stem] for stem in given if stem in OF_SWEEP]
+    config = reads[0] if reads else sweep_config(profile)
     if dry_run:
-        _print_left(config, given, runs, how, on.workers or 1)
+        _print_left(config, configs, given, runs, how, on.workers or 1)
         return
     own = {name for each in known.values() for name in each}
     asked = how | {"runs_dir": runs and str(Path(runs).resolve())}
     passed = parameters | {k: v for k, v in asked.items() if v and k in own}
     # first the sweep, so that its progress is seen here; the notebooks then find its runs
-    reads = OF_SWEEP.intersection(file.stem for file in known)
     sweep = _sweep(config, runs, how, on) if reads else None
     if sweep is not None and sweep.runs.empty:
         reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
@@ -100,12 +103,12 @@ def figures(
         names or None, profile, passed, out, environment=on.environment
     )
     problems = sweep is not None and _print_problems(sweep.all_runs)
-    for stem, found in _previews(config, given, runs, how | {"retry_failed": False}):
+    for stem, found in _previews(configs, given, runs, how | {"retry_failed": False}):
         for name in found.runs.loc[found.runs["status"] == "failed", "name"]:
             terminal().print(f"failed: {stem}: {name}", style="yellow", markup=False)
             problems = True
     if "figures_folder" in own:
-        report(home_of(profile, parameters, sweep), executed)
+        report(home_of(profile, parameters), executed)
     if problems:
         terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
         raise Exit(options.FAILED)
@@ -128,16 +131,28 @@ def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) ->
     terminal().print(f"report: {write_report(folder)}")
 
 
+def config_of(stem: str, profile: str, given: Mapping[str, Any]) -> SweepConfig:
+    """The settings of what a notebook measures; given: its parameters, None: the profile's own."""
+    from workbench.experiments.plans import sweep_config
+
+    names = {field.name for field in fields(SweepConfig)} - {"profile"}
+    own = {name: value for name, value in given.items() if name in names}
+    if stem == COMPARED:  # whose plan says how many problems each number of beams has
+        own |= {"num_problems": None, "n": max(given["beam_counts"] or [0]) or None}
+    return sweep_config(profile, **own)
+
+
 def _print_left(
     config: SweepConfig,
+    configs: Mapping[str, SweepConfig],
     given: Mapping[str, Mapping[str, Any]],
     runs: str | None,
     how: Mapping[str, Any],
     workers: int,
 ) -> None:
     """What `figures` would run and replay, for the sweep, for each notebook with runs of its own,
-    and for what is replayed. given: each notebook's parameters, its own among them; workers: those
-    that replay.
+    and for what is replayed. config: of the sweep; configs: of each notebook that measures; given:
+    each notebook's parameters; workers: those that replay.
     """
     if config.profile == "thesis":
         from workbench.experiments.sensitivity import of_the_thesis
@@ -145,7 +160,7 @@ def _print_left(
         for line in of_the_thesis(config):
             terminal().print(line, markup=False)
     left = [_print_preview(config, runs, how)] if given.keys() & OF_SWEEP else []
-    for stem, found in _previews(config, given, runs, how):
+    for stem, found in _previews(configs, given, runs, how):
         left.append(found)
         terminal().print(f"{stem}: {found}")
     counts = [(each.num_to_run, float(each.runs["expected_s"].sum())) for each in left]
@@ -161,14 +176,12 @@ def _print_left(
 
 
 def _previews(
-    config: SweepConfig,
+    configs: Mapping[str, SweepConfig],
     given: Mapping[str, Mapping[str, Any]],
     runs: str | None,
     how: Mapping[str, Any],
 ) -> Iterator[tuple[str, Preview]]:
-    """The measured runs beside the sweep's, by the notebook that draws them. given: as of
-    _print_left.
-    """
+    """The measured runs beside the sweep's, by the notebook that draws them; as of _print_left."""
     from workbench.experiments import plans, study
 
     studies: dict[str, tuple[Any, Any]] = {
@@ -179,12 +192,13 @@ def _previews(
                                                     stale_ok=how["stale_ok"])),
     }  # fmt: skip
     same = [stem for stem in ON_RUNGS if stem in given]
-    if same and config.profile == "full":
-        few = plans.recorded_config(config.profile, shares=study.COMPARED_SHARES)
+    if same and configs[same[0]].profile == "full":
+        few = plans.recorded_config("full", shares=study.COMPARED_SHARES)
         name = f"measured SmolLM2 ({', '.join(stem[:2] for stem in same)})"
         yield name, study.preview(few, runs, **how)
     for stem, (kind, runs_of) in studies.items():
         if stem in given:
+            config = configs[stem]
             plan = plans.plan_of(kind, config.profile, given[stem])
             yield stem, study.preview(config, runs, specs=runs_of(config, plan), **how)
 
@@ -206,7 +220,7 @@ def _replays_left(
     and the rough seconds of these. given: as of _print_left.
     """
     from workbench.experiments import plans, study
-    from workbench.experiments.batching import GRID, run_batches_replayed
+    from workbench.experiments.batching import run_batches_replayed
     from workbench.experiments.sensitivity import Base, replay_seconds
     from workbench.experiments.settings import RECORDED, REPLAYED
 
@@ -245,7 +259,7 @@ def _replays_left(
             found = left(bear, study.run_replayed, config)
             yield f"replayed, {name} ({SPLIT[:2]})", *found
     if BATCHING in given:
-        grid = plans.changed(GRID, given[BATCHING])
+        grid = plans.changed(plans.REPLAYED_GRID, given[BATCHING])
         bear = _sizes(given[BATCHING], *asdict(grid))
         what: tuple[Any, ...] = run_batches_replayed, far(BATCHING), grid
         yield f"{REPLAYED} ({BATCHING[:2]})", *left(bear, *what, each=grid.batch_problems)
@@ -266,15 +280,13 @@ def _replays_left(
         yield MISSING, len(todo), len(todo), sum(todo)
 
 
-def home_of(profile: str, parameters: Mapping[str, Any], sweep: Study | None) -> Path:
-    """Where notebooks draw, of the sweep or without one; what is given counts from the project."""
+def home_of(profile: str, parameters: Mapping[str, Any]) -> Path:
+    """Where notebooks drew last; what is given counts from the project."""
     from workbench.experiments.provenance import project_root
-    from workbench.experiments.study import figures_home, profile_figures
+    from workbench.experiments.study import profile_figures
 
     if folder := parameters.get("figures_folder"):
         return project_root() / str(folder)
-    if sweep is not None:
-        return figures_home(sweep)
     usual, changed = map(profile_figures, (profile, f"{profile}-changed"))
 
     def drawn(place: Path) -> float:
@@ -293,7 +305,7 @@ def report(folder: Path, executed: list[Path]) -> None:
     for notebook in executed:
         write_page(notebook)
     terminal().print(f"figures: {folder}\nreport:  {write_report(folder)}")
-    with committed_figures(folder) as committed:
+    with committed_figures() as committed:
         for line in against(folder, committed):
             terminal().print(line, markup=False)
 
@@ -438,7 +450,7 @@ def compare(a: Run, b: Run, runs: Runs = None) -> None:
 
 
 def export(
-    archive: Annotated[str, Argument(help="file to write: .tar, .tar.gz, .tgz or .zip")],
+    archive: Annotated[str, Argument(help="file to write: .tar, .tar.gz or .tgz")],
     run: Annotated[list[str] | None, Argument(help="runs to take; all if none is named")] = None,
     runs: Runs = None,
 ) -> None:

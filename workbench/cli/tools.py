@@ -470,6 +470,7 @@ def doctor() -> None:
     """
     from workbench.experiments import provenance
     from workbench.experiments.energy import EnergyMeter
+    from workbench.experiments.runs import RunStore
     from workbench.models.loading import load_model  # brings torch: its threads and GPU are told
     from workbench.models.spec import ARCHITECTURES
     from workbench.search.prm import FORMATS
@@ -523,7 +524,7 @@ def doctor() -> None:
     remedy = "SVG and PDF need one (Debian: apt install chromium), or set BROWSER_PATH"
     tell("browser", browser or "none", "" if browser else remedy)
     folder, free = provenance.runs_folder(), shutil.disk_usage(provenance.project_root()).free
-    runs = sum(1 for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else 0
+    runs = len(RunStore(folder).folders())
     full = "less than 1 GiB is left on this disk" if free < 2**30 else ""
     tell("runs", f"{folder}: {runs} kept, {format_size(free)} free", full)
     if lacks:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from itertools import repeat, starmap
 from multiprocessing import connection, get_context, parent_process
@@ -114,13 +113,12 @@ class Backend:
     """Where work is carried out, and by how many workers at once; None: as many as fit.
 
     Here runs are done one after the other in this process, but where workers are asked for, replays
-    by so many processes: their seconds are simulated. cluster: what submitit submits to; "local"
-    starts processes in Slurm's place. ConfigError for a name unknown or without its package.
+    by so many processes: their seconds are simulated. ConfigError for a name unknown or without its
+    package.
     """
 
     name: Annotated[str, BACKENDS] = HERE
     workers: Annotated[int | None, Range(1)] = None
-    cluster: str = SLURM
 
     def __post_init__(self) -> None:
         check(self)
@@ -129,7 +127,7 @@ class Backend:
             raise ConfigError(
                 f"The backend {self.name} needs {package}: pip install -e '.[{self.name}]'."
             )
-        if self.name == self.cluster and not shutil.which("srun"):
+        if self.name == SLURM and not shutil.which("srun"):
             raise ConfigError("The backend slurm needs srun; start it where sbatch is called.")
 
     @classmethod
@@ -208,8 +206,10 @@ class Backend:
 
     def map(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """What a function returns of each tuple of arguments. WorkerError where workers die."""
-        workers = self._workers(len(calls), OWN_BYTES)
-        found = dict(filter(None, self.each(function, calls, Needs(), workers)))
+        several = self.name == HERE and (self.workers or 1) > 1
+        on = replace(self, name=PROCESSES) if several else self
+        workers = on._workers(len(calls), OWN_BYTES)
+        found = dict(filter(None, on.each(function, calls, Needs(), workers)))
         for problem in (each for each in found.values() if isinstance(each, WorkerError)):
             raise problem
         return [found[number] for number in range(len(calls))]
@@ -230,10 +230,8 @@ class Backend:
             return
         waiting, running = deque((n, 0, num_left(n)) for n in range(len(calls))), dict[Any, Any]()
         with ExitStack() as stack:  # on an interrupt, what still runs is ended
-            starts: dict[str, Callable[..., tuple[Submit, IsDeath]]]
-            starts = {PROCESSES: _on_processes, RAY: _on_ray}
-            start = starts.get(self.name, partial(_on_slurm, self.cluster))
-            submit, is_death = start(needs, stack)
+            starts = {PROCESSES: _on_processes, RAY: _on_ray, SLURM: _on_slurm}
+            submit, is_death = starts[self.name](needs, stack)
             while waiting or running:
                 while waiting and len(running) < workers:
                     number, deaths, before = waiting.popleft()
@@ -314,12 +312,12 @@ def _on_ray(needs: Needs, stack: ExitStack) -> tuple[Submit, IsDeath]:
     return submit, lambda told: isinstance(told, RayError) and not isinstance(told, RayTaskError)
 
 
-def _on_slurm(cluster: str, needs: Needs, stack: ExitStack) -> tuple[Submit, IsDeath]:
+def _on_slurm(needs: Needs, stack: ExitStack) -> tuple[Submit, IsDeath]:
     """Jobs; SBATCH_PARTITION, SBATCH_TIMELIMIT and others of sbatch's own say more of them."""
     import submitit  # noqa: PLC0415  an optional extra
     from submitit.core.utils import FailedJobError, UncompletedJobError  # noqa: PLC0415
 
-    executor = submitit.AutoExecutor(runs_folder() / ".slurm", cluster=cluster)
+    executor = submitit.AutoExecutor(runs_folder() / ".slurm")
     size = {"mem_gb": math.ceil(needs.memory / 2**30), "timeout_min": DAY}
     size |= {"cpus_per_task": needs.threads, "gpus_per_node": needs.gpus}
     executor.update_parameters(name="workbench", **size)

@@ -24,19 +24,9 @@ from workbench.experiments.execute import (
 )
 from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.plans import BatchPlan
-from workbench.experiments.rows import cells_provenance
 from workbench.experiments.runs import RunResult
 from workbench.experiments.settings import REPLAYED, RunSpec
-from workbench.experiments.study import (
-    CARRIES_OVER,
-    DRAWN,
-    NOTHING_WAS_RUN,
-    Committed,
-    Folder,
-    Study,
-    provenance,
-    run_study,
-)
+from workbench.experiments.study import Folder, Study, run_study
 from workbench.kvcache.manager import KVCacheManager
 from workbench.replay.answers import Answers
 from workbench.replay.cost import ModelWork, StepCost, Terms
@@ -44,15 +34,6 @@ from workbench.replay.devices import Device, load_device
 from workbench.replay.simulator import ReplayEngine, SimulatedClock, play, settings_of
 from workbench.search.prm import trie_size
 from workbench.trace import Recorder
-
-GRID = BatchPlan(
-    grid_seqs=tuple(2**k for k in range(3, 10)),
-    grid_tokens=tuple(2**k for k in range(8, 15)),
-    compared_seqs=(8, 16, 32, 64, 128),
-    block_sizes=(16,),
-    batch_problems=8,
-)
-"""What is replayed of the limits, whatever the profile measures."""
 
 Again = Callable[[ReplayEngine], int]
 """Asks an engine once more what was asked, the tag that names it in the recording included."""
@@ -144,7 +125,7 @@ class ReplayedCells:
 
 
 def run_batches_replayed(
-    config: SweepConfig, plan: BatchPlan = GRID, runs_dir: Folder = None, **options: Any
+    config: SweepConfig, plan: BatchPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
     """Each model alone over its batch limits, replayed; options: of run_study."""
     device = load_device(DEVICE)
@@ -152,15 +133,3 @@ def run_batches_replayed(
     given: dict[str, Any] = {"execute": one_by_one(ReplayedCells(device))}
     given["identity"] = replay_identity(device, config)
     return run_study(config, specs, runs_dir, plan=plan, **given | options)
-
-
-def provenance_of_limits(measured: Study, replayed: Study | Committed) -> str:
-    """What stands below a figure of batch limits with a panel for each of both rungs."""
-    lines = list[str]()
-    for study, more in ((measured, ""), (replayed, f" {NOTHING_WAS_RUN.format(DRAWN)}")):
-        if isinstance(study, Committed):
-            lines += study.provenance("llm_batch")
-            continue
-        said = f"{cells_provenance(study.all_runs)}{more}"
-        lines += provenance(study.runs, None, said).splitlines()[:-1]
-    return "\n".join([*lines, CARRIES_OVER])

@@ -103,7 +103,7 @@ def listed(shares: Any, form: str = ".2f") -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def recomputed_part(lost: pd.DataFrame, *parts: str) -> pd.Series:
+def time_spent(lost: pd.DataFrame, *parts: str) -> pd.Series:
     """What part of its wall time each share spends, on both engines, on these parts of the rows of
     plots.lost_time; default: on computing again what was evicted.
     """
@@ -187,7 +187,8 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
     """Is thrashing rare, and what does it cost? rows: of plots.thrashing; lost: of lost_time."""
     events = rows[rows["metric"] == "events_per_1000"]
     most = events.loc[events.groupby("llm_share")["value"].idxmax()].set_index("llm_share")
-    most = most.assign(cost=recomputed_part(lost))
+    most[["low", "high"]] = events.groupby("llm_share")[["low", "high"]].max()  # as of C6
+    most = most.assign(cost=time_spent(lost))
     rare, common = most[is_rare(most)], most[most["low"] >= RARE_EVENTS]
     found = "Thrashing is rare at no LLM share"
     if len(rare):
@@ -262,7 +263,7 @@ def eviction_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
     if end <= last:
         number = f"the fastest share may be any from {first:.2f} to {last:.2f}"
         return _judged("C4", False, False, number, "the machine's noise")
-    walls, part = lost.groupby("llm_share")["wall_s"].first(), recomputed_part(lost)[end]
+    walls, part = lost.groupby("llm_share")["wall_s"].first(), time_spent(lost)[end]
     best = walls.loc[first:last]
     low, high = (part * walls[end] / (walls[end] - wall) for wall in (best.min(), best.max()))
     more = walls[end] / best.max() - 1, walls[end] / best.min() - 1
@@ -394,30 +395,19 @@ def identical_claim(record: Path | None = None) -> Claim:
 
 def judge_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of rows.strategy_rows with what they show: `alike`, the others that the best of this
-    n is not shown to beat; gain, gain_low, gain_high and chance, of rows.gains_by_level (all
-    levels: `more`).
+    n is not shown to beat; gain, gain_low, gain_high and chance, of rows.gains_by_level.
 
     Shown to beat is what the bootstrap over problems shows (gap_low above 0), and an exact test of
-    the problems that one of both answers more often: where few differ, the bootstrap sees too much.
+    the problems that one of both answers more often (gap_chance): where few differ, the bootstrap
+    sees too much.
     The best was picked among all, so there the limit of 5 % is that of all others together.
     """
-    right: dict[str, Any] = {
-        levels: problems.pivot_table("correct", "problem_id", ["n", "strategy"])
-        for levels, problems in drawn.by_levels(study).items()
-    }
     most, by = (1 - LEVEL) / (rows["strategy"].nunique() - 1 or 1), ["levels", "n"]
-
-    def is_alike(row: Any) -> bool:
-        own = right[row["levels"]][row["n"]]
-        ahead = own[row["best"]] - own[row["strategy"]]
-        chance = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
-        return bool(row["gap_low"] <= 0 or chance >= most)
-
     others = rows[rows["strategy"] != rows["best"]]
-    near = others[[is_alike(row) for row in others.to_dict("records")]]
+    near = others[(others["gap_low"] <= 0) | (others["gap_chance"] >= most)]
     rows = rows.join(near.groupby(by)["strategy"].agg(", ".join).rename("alike"), on=by)
     gains, chance = drawn.gains_by_level(study)
-    cells = {levels.replace("more", "all levels"): found.cells for levels, found in gains.items()}
+    cells = {levels: found.cells for levels, found in gains.items()}
     gained = pd.DataFrame(cells).T.add_prefix("gain_").rename(columns={"gain_value": "gain"})
     return rows.fillna({"alike": ""}).join(gained, on="levels").assign(chance=chance)
 
@@ -453,15 +443,6 @@ def harder_in_words(rows: pd.DataFrame) -> str:
         f"{said['all levels']} more there; were the levels drawn by lot, a difference as large "
         f"would come with a probability of {more['chance']:.3f}"
     )
-
-
-def sign_test(more: int, fewer: int) -> float:
-    """Exact two-sided probability of numbers as far apart as these where both ways are as likely:
-    of problems that one side answers more often, and the other. With one seed McNemar's test.
-    """
-    total = more + fewer
-    tail = sum(math.comb(total, k) for k in range(max(more, fewer), total + 1))
-    return min(1.0, 2 * tail / 2**total)
 
 
 # -- every claim on every pair of models --

@@ -33,7 +33,6 @@ from workbench.experiments.provenance import (
     committed_figures,
     git_state,
     machine_facts,
-    project_root,
     versions,
 )
 
@@ -120,7 +119,7 @@ def read_figure(name: str, folder: Path | None = None) -> tuple[pd.DataFrame, di
     drawn over it meanwhile); else RunStoreError.
     """
     if folder is None:
-        with committed_figures(project_root() / "figures") as kept:
+        with committed_figures() as kept:
             return read_figure(name, kept)
     rows, record = (folder / f"{name}{ending}" for ending in (".parquet", ".json"))
     if not (rows.is_file() and record.is_file()):

@@ -49,15 +49,6 @@ def notebook_files(names: Sequence[str] | None = None, folder: Path | None = Non
     return [by_name[name] for name in wanted]
 
 
-def default_parameters(notebook: Path) -> dict[str, Any]:
-    """What the cell tagged `parameters` assigns, by name; nothing when there is no such cell."""
-    import nbformat  # noqa: PLC0415  an optional extra
-
-    cells = nbformat.read(notebook, as_version=4).cells
-    tagged = [c.source for c in cells if "parameters" in c.metadata.get("tags", ())]
-    return _assigned(tagged[0]) if tagged else {}
-
-
 def _assigned(source: str) -> dict[str, Any]:
     """The names that a cell assigns, with the literals that they are set to."""
     nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
@@ -87,8 +78,16 @@ def check_parameters(cells: Sequence[str] | None = None) -> set[str]:
 
 
 def parameters_of(files: Iterable[Path], given: Iterable[str]) -> dict[Path, dict[str, Any]]:
-    """The default_parameters of each; ConfigError for a given one that none of them has."""
-    known = {file: default_parameters(file) for file in files}
+    """What the cell tagged `parameters` of each notebook assigns, by name; ConfigError for a given
+    one that none of them has.
+    """
+    import nbformat  # noqa: PLC0415  an optional extra
+
+    known = dict[Path, dict[str, Any]]()
+    for file in files:
+        cells = nbformat.read(file, as_version=4).cells
+        tagged = [c.source for c in cells if "parameters" in c.metadata.get("tags", ())]
+        known[file] = _assigned(tagged[0]) if tagged else {}
     names = list(dict.fromkeys(name for each in known.values() for name in each))
     require_known(given, names, " and ".join(file.stem for file in known), "parameter")
     return known
@@ -105,13 +104,13 @@ def run_notebooks(
 ) -> list[Path]:
     """Execute notebooks in order; returns the executed files. Raises NotebookError.
 
-    out_dir: default reports/notebooks/PROFILE. parameters: each goes to every notebook that has it;
-    one that none has is a ConfigError before the first starts. environment: variables of the
-    notebooks' processes.
+    out_dir: default reports/notebooks/PROFILE. parameters: each goes to every notebook that has it,
+    as the profile does; one that none has is a ConfigError before the first starts. environment:
+    variables of the notebooks' processes.
     """
     files = notebook_files(names, folder)
+    known = parameters_of(files, parameters or ())
     given = dict(parameters or {}) | ({"profile": profile} if profile else {})
-    known = parameters_of(files, given)
     place = Path(out_dir or project_root() / "reports" / "notebooks" / (profile or "default"))
     place.mkdir(parents=True, exist_ok=True)
     before = dict(os.environ)

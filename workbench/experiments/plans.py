@@ -259,6 +259,10 @@ class StrategyPlan(Plan):
 
 _POWERS = tuple(2**k for k in range(15))
 _GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 16, cells=3)
+REPLAYED_GRID = BatchPlan(
+    _POWERS[3:10], _POWERS[8:], (8, 16, 32, 64, 128), block_sizes=(16,), batch_problems=8
+)
+"""What is replayed of batch limits, whatever the profile measures."""
 _OF_KV = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 _POLICIES = PolicyPlan(128, 5, (0.5, 1.0, 2.0), _OF_KV, 2, (0.2, 0.3, 0.5, 0.7), 2)
 PLANS: dict[type[Plan], dict[str, Any]] = {
@@ -308,6 +312,7 @@ def strategy_runs(config: SweepConfig, plan: StrategyPlan) -> list[RunSpec]:
     def run(seed: int, n: int, count: int, name: str) -> RunSpec:
         own: Any = {"strategy": name, "n": n, "num_problems": most if name in VOTE_ONLY else count}
         own["min_problem_batch"] = max(1, config.min_problem_batch * 16 // max(n, 16))
+        own["beam_width"] = min(config.beam_width, n)
         return make_run(config, THESIS_SHARE, seed, setting=f"{name}-n{n}", **own)
 
     cells = product(config.seeds[: plan.num_seeds], sizes, STRATEGIES)

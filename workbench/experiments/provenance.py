@@ -58,13 +58,12 @@ def runs_folder() -> Path:
 
 
 @contextmanager
-def committed_figures(drawn: Path) -> Iterator[Path]:
+def committed_figures() -> Iterator[Path]:
     """The folder of the committed figures: the project's own, or, where other rows are drawn over
-    them there, a copy from git while this lasts. drawn: the folder that figures were drawn into.
+    them there, a copy from git while this lasts.
     """
     home = project_root() / "figures"
-    apart = drawn.resolve() != home.resolve()
-    if apart or not git(home, "diff", "--name-only", "HEAD", "--", "*.parquet"):
+    if not git(home, "diff", "--name-only", "HEAD", "--", "*.parquet"):
         yield home
         return
     with unpacked(home, "HEAD", "*.parquet", "*.json") as copy:

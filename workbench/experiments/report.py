@@ -151,7 +151,7 @@ def split_numbers(drawn: Drawn) -> Named:
         found |= {f"{name}{key}": text for key, text in told.items()}
     apart = judged.counted_apart(drawn.rows("memory_split"))
     for part in ("recomputed_evicted", "recomputed_partial", "bookkeeping"):
-        spent, short = judged.recomputed_part(lost, part), part.removeprefix("recomputed_")
+        spent, short = judged.time_spent(lost, part), part.removeprefix("recomputed_")
         found[f"mid{short.capitalize()}"] = percent(spent[middle])
         reach = sensitivity.reach(100 * spent.min(), 100 * spent.max(), ".0f")
         found[f"{short}Reach"] = f"{reach} %"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,6 @@ from workbench.replay.workload import load_recording
 
 STRETCHES = 20
 """Stretches of steps a run is cut into where counts belong to no single problem."""
-BUSY = ["llm_busy_s", "prm_busy_s"]
 Row = dict[str, Any]
 
 
@@ -73,8 +73,11 @@ def with_rooms(parts: list[Row] | pd.DataFrame, sweep: Tables) -> pd.DataFrame:
     return pd.DataFrame(parts).merge(rooms(sweep), on="llm_share", how="left")
 
 
-def memory_split_rows(sweep: Tables) -> pd.DataFrame:
-    """Rows of plots.memory_split; same_work: the shares that do the same work as the peak's."""
+def split_rows(sweep: Tables) -> pd.DataFrame:
+    """Rows of plots.memory_split. same_work: the shares that do the same work as the peak's; ratio,
+    ratio_low, ratio_high: tokens/s of the share over those at 0.3 (the nearest that was run), of
+    the same problems and seeds.
+    """
     rates = rates_of(sweep)
     parts = [
         {"llm_share": share, "metric": metric, **found.at(share).cells}
@@ -85,17 +88,10 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
     same = Interval(peak.estimate, *rates["tokens_per_s"].plateau(peak.estimate))
     for metric, each in (("peak_share", peak), ("same_work", same)):
         parts.append({"llm_share": peak.estimate, "metric": metric, **each.cells})
-    return with_rooms(parts, sweep)
-
-
-def split_rows(sweep: Tables) -> pd.DataFrame:
-    """memory_split_rows with columns ratio, ratio_low, ratio_high: tokens/s of the share over those
-    at 0.3 (the nearest that was run), of the same problems and seeds.
-    """
     base = settings.nearest_to_thesis(sweep.runs["llm_share"])
     names = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
     ratios = paired_ratio(sweep, "llm_share", base).rename(columns=names)
-    return memory_split_rows(sweep).merge(ratios, on="llm_share", how="left")
+    return with_rooms(parts, sweep).merge(ratios, on="llm_share", how="left")
 
 
 COUNTS = ["prefill_tokens", "decode_tokens", "tokens_held"]
@@ -158,44 +154,13 @@ def critique_rows(plain: Tables, critiques: Tables) -> pd.DataFrame:
 
 
 def rates_of(sweep: Tables) -> dict[str, Rates]:
-    """Rates over the split, drawn with the sweep's noise: generated tokens, problems, and the
-    tokens of each model by the seconds in which it works.
-    """
+    """Rates over the split, drawn with the sweep's noise: generated tokens, and problems."""
     runs, noise = repeated(sweep), noise_of(sweep.all_runs)
-    rows = problem_seconds(sweep, runs)
+    rows = sweep.table("problems", runs=runs).assign(sixty=60.0)
     return {
-        name: draw_rates(rows, runs, "llm_share", top, bottom, noise=noise)
-        for name, top, bottom in (
-            ("tokens_per_s", "tokens", "wall_part_s"),
-            ("problems_per_min", "sixty", "wall_part_s"),
-            ("llm_tokens_per_busy_s", "tokens", "llm_busy_part_s"),
-            ("prm_tokens_per_busy_s", "prm_tokens", "prm_busy_part_s"),
-        )
+        name: draw_rates(rows, runs, "llm_share", top, noise=noise)
+        for name, top in (("tokens_per_s", "tokens"), ("problems_per_min", "sixty"))
     }
-
-
-def problem_seconds(sweep: Tables, runs: pd.DataFrame | None = None) -> pd.DataFrame:
-    """One row a run (default: the sweep's own) and problem: seed, tokens, and its parts of wall and
-    busy seconds.
-
-    prm_tokens: computed for the first time; a run's total is divided by what each had computed.
-    """
-    columns = ["run_id", "llm_share", "problem_id", "tokens", "wall_part_s", "prm_tokens_computed"]
-    own = (sweep.runs if runs is None else runs)[["run_id", "seed", "wall_s", *BUSY]]
-    rows = sweep.table("problems", runs=runs)[columns].merge(own, on="run_id")
-    part = rows["wall_part_s"] / rows["wall_s"]
-    computed = rows.pop("prm_tokens_computed")
-    read = computed / computed.groupby(rows["run_id"]).transform("sum")
-    steps = sweep.table("steps", runs=runs)
-    prm = steps[steps["engine"] == "prm"]
-    new = prm["prefill_tokens"] + prm["decode_tokens"]
-    new -= prm.filter(regex="^recomputed_tokens_").sum(axis=1)
-    return rows.assign(
-        sixty=60.0,
-        llm_busy_part_s=part * rows["llm_busy_s"],
-        prm_busy_part_s=part * rows["prm_busy_s"],
-        prm_tokens=read * rows["run_id"].map(new.groupby(prm["run_id"]).sum()),
-    )
 
 
 def block_rows(sweep: Tables, llm_share: float, beside: tuple[float, ...] = ()) -> pd.DataFrame:
@@ -220,7 +185,8 @@ def block_rows(sweep: Tables, llm_share: float, beside: tuple[float, ...] = ()) 
 def prefix_hit_rows(sweep: Tables) -> pd.DataFrame:
     """Rows of plots.prefix_hits: tokens found cached over tokens queried, at first admissions."""
     parts = []
-    for (share, engine), rows in sweep.table("requests").groupby(["llm_share", "engine"]):
+    admitted = sweep.table("requests").dropna(subset="scheduled_s")
+    for (share, engine), rows in admitted.groupby(["llm_share", "engine"]):
         units = list(rows["problem_id"])
         found = bootstrap_ratio(rows["cached_tokens"], rows["prompt_tokens"], units)
         parts.append({"llm_share": share, "engine": engine, **found.cells})
@@ -266,7 +232,6 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
 # -- lost time: every step and span of a run put to one of eight uses --
 
 AGAIN = ("recomputed_evicted", "recomputed_preempted", "recomputed_partial")
-PARTS = ("llm_decode", "llm_prefill", "prm_prefill", *AGAIN, "waiting", "bookkeeping")
 SPAN_COLUMNS = ("lane", "kind", "start_s", "duration_s")
 Cost = Callable[[int, int, int], float]
 """Floating-point operations of a forward: (new tokens, tokens in the cache, rows of logits)."""
@@ -276,8 +241,7 @@ def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd
     """Rows of plots.lost_time. costs: of one forward, by engine; default: of the sweep's models."""
     costs = costs or {each: model_spec(str(sweep.runs[each].iloc[0])).flops for each in ENGINES}
     steps, spans = sweep.table("steps"), sweep.table("spans")
-    if "lane" not in spans:  # a replay has steps alone
-        spans = pd.DataFrame(columns=[*steps[["run_id", "llm_share"]], *SPAN_COLUMNS])
+    spans = spans.reindex(columns=["run_id", "llm_share", *SPAN_COLUMNS])  # a replay has none
     outside = spans[["llm_share", "lane"]].assign(
         part=np.where(spans["kind"] == "waiting", "waiting", "bookkeeping"),
         seconds=spans["duration_s"],
@@ -292,12 +256,6 @@ def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd
     rows = seconds.join(walls.groupby("llm_share").mean().rename("wall_s"), on="llm_share")
     rows["seconds"] /= rows["llm_share"].map(walls.groupby("llm_share").size())
     return with_rooms(rows, sweep)
-
-
-def accounted(rows: pd.DataFrame) -> pd.Series:
-    """What part of each share's wall time the parts add up to: 1 when nothing lacks."""
-    by_share = rows.groupby("llm_share")
-    return by_share["seconds"].sum() / by_share["wall_s"].first()
 
 
 def _engine_uses(steps: pd.DataFrame, engine: str, cost: Cost) -> pd.DataFrame:
@@ -329,7 +287,7 @@ def _engine_uses(steps: pd.DataFrame, engine: str, cost: Cost) -> pd.DataFrame:
 # -- batch limits --
 
 CELL = ["model", "kind", "max_num_seqs", "max_num_batched_tokens"]
-CELL_RATES = ["tokens_per_s", "steps_per_s", "padding", "waste", "most_running", "kv_blocks"]
+CELL_RATES = ["tokens_per_s", "steps_per_s", "padding", "waste"]
 
 
 def batch_rows(study: Any, model: str) -> pd.DataFrame:
@@ -356,12 +314,13 @@ def batch_rows(study: Any, model: str) -> pd.DataFrame:
 
 def balance_rows(sweep: Tables, cells: pd.DataFrame) -> pd.DataFrame:
     """Rows of plots.balance: steps a second of both models over the split, and wasted blocks."""
-    keys = ["run_id", "problem_id"]
+    keys, busy = ["run_id", "problem_id"], list[Row]()
     steps = sweep.table("nodes").groupby(keys).size().rename("steps").reset_index()
-    busy, seconds = [], problem_seconds(sweep).merge(steps, on=keys)
-    for (share, own), model in product(seconds.groupby("llm_share"), ENGINES):
-        units, part = list(own["problem_id"]), own[f"{model}_busy_part_s"]
-        cells_of = bootstrap_ratio(own["steps"], part, units).cells
+    seconds = sweep.runs[["run_id", "wall_s", *(f"{model}_busy_s" for model in ENGINES)]]
+    problems = sweep.table("problems").merge(seconds, on="run_id").merge(steps, on=keys)
+    for (share, own), model in product(problems.groupby("llm_share"), ENGINES):
+        part = own["wall_part_s"] / own["wall_s"] * own[f"{model}_busy_s"]
+        cells_of = bootstrap_ratio(own["steps"], part, list(own["problem_id"])).cells
         busy.append({"llm_share": share, "metric": "steps_per_busy_s", "model": model} | cells_of)
     done = cells[cells["status"] == FINISHED]
     static = done["kind"] == settings.STATIC_BATCH
@@ -416,15 +375,16 @@ def ablation_rows(study: Study) -> pd.DataFrame:
         if "correct" in own:  # a replay answers nothing
             add(key, "accuracy", _mean(own, "correct"))
     for before, after in steps_up(study):
-        add(after, "gain", gain_of(study, before, after))
-        rows[-1]["queued"] = bool(len(_queue(study, before, after)))
+        gain, queued = gain_of(study, before, after)
+        add(after, "gain", gain)
+        rows[-1]["queued"] = queued
         if "correct" in problems and after != LAST_TWO[1]:  # which samples less
             ((differ, total),) = differing_nodes(study, [(before, after)]).values()
             exact = Interval(1 - differ / max(total, 1), np.nan, np.nan)
             add(after, "same", exact)  # a count, whose interval is not known
     first, *_, last = (key for key in _ladder(study) if key != BESIDE)
     if {first, last} <= set(study.runs["setting"]):
-        add(last, "whole", gain_of(study, first, last))
+        add(last, "whole", gain_of(study, first, last)[0])
     for limit, own in depth_pairs(study).groupby("max_depth") if "correct" in problems else ():
         for side, key in SIDES.items():
             add(key, side, _mean(own, f"correct_{side}"), limit)
@@ -443,9 +403,10 @@ def strategy_rows(study: Study) -> pd.DataFrame:
     """Rows of plots.search_strategies, and what else there is to tell a strategy by.
 
     value, low, high: accuracy, in Wilson's interval of as many trials as problems: seeds repeat
-    them. gap, gap_low, gap_high: accuracy of `best`, the most accurate of this n, less this one's,
-    problem by problem. Of whole runs, by model: *_peak, the part of its blocks active at most;
-    *_hits, of prompt tokens found cached; *_thrash, events per 1,000 look-ups (thrashing_rows).
+    them. gap, gap_low, gap_high, gap_chance: accuracy of `best`, the most accurate of this n, less
+    this one's, problem by problem; and the sign test of these. Of whole runs, by model: *_peak, the
+    part of its blocks active at most; *_hits, of prompt tokens found cached; *_thrash, events per
+    1,000 look-ups (thrashing_rows).
     """
     caches = {key: _cache_cells(own) for key, own in study.runs.groupby(["n", "strategy"])}
     sums = {"tokens": "tokens", "prm_tokens": "prm_tokens_computed", "seconds": "wall_part_s"}
@@ -462,8 +423,18 @@ def strategy_rows(study: Study) -> pd.DataFrame:
             gap = bootstrap_mean(ahead, list(ahead.index))
             where: Row = {"strategy": name, "n": n, "levels": levels, "best": best}
             where |= {"gap": gap.estimate, "gap_low": gap.low, "gap_high": gap.high}
+            where["gap_chance"] = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
             rows.append(where | cells | found.cells | caches[n, name])
     return pd.DataFrame(rows)
+
+
+def sign_test(more: int, fewer: int) -> float:
+    """Exact two-sided probability of numbers as far apart as these where both ways are as likely:
+    of problems that one side answers more often, and the other. With one seed McNemar's test.
+    """
+    total = more + fewer
+    tail = sum(comb(total, k) for k in range(max(more, fewer), total + 1))
+    return min(1.0, 2 * tail / 2**total)
 
 
 def by_levels(study: Study) -> dict[str, pd.DataFrame]:
@@ -489,25 +460,25 @@ def _cache_cells(runs: pd.DataFrame) -> Row:
 
 def gains_by_level(study: Study) -> tuple[dict[str, Interval], float]:
     """What accuracy gains from the fewest beams to the most, on the problems that both have and as
-    a mean over strategies: at the easier levels, at the harder, and `more`, harder less easier. And
-    the chance of a difference as large if levels did not matter (a permutation test): of few
-    problems the bootstrap sees too much.
+    a mean over strategies: at the easier levels, at the harder, and of all levels, harder less
+    easier. And the chance of a difference as large if levels did not matter (a permutation test):
+    of few problems the bootstrap sees too much. Problems without a level have no part.
     """
-    problems = by_levels(study)["all levels"]
+    problems = by_levels(study)["all levels"].dropna(subset="level")
     right = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
     gain = right[problems["n"].max()] - right[problems["n"].min()]
     gain = gain.dropna(axis=1, how="all").dropna().mean(axis=1)  # of strategies that have both
     level = problems.groupby("problem_id")["level"].first()[gain.index]
-    easy, hard = level < HARD, level >= HARD
+    easy, hard = ((each).to_numpy(bool) for each in (level < HARD, level >= HARD))
     parts: dict[str, Callable[..., Any]] = {
         EASIER: lambda a, easy, b, hard: a / easy,
         HARDER: lambda a, easy, b, hard: b / hard,
-        "more": lambda a, easy, b, hard: b / hard - a / easy,
+        "all levels": lambda a, easy, b, hard: b / hard - a / easy,
     }
     columns = gain * easy, easy, gain * hard, hard
     found = {name: bootstrap(columns, list(gain.index), part) for name, part in parts.items()}
-    draw, values, is_hard = np.random.default_rng(0), gain.to_numpy(), hard.to_numpy()
-    dealt = [is_hard, *(draw.permutation(is_hard) for _ in range(DRAWS))]
+    draw, values = np.random.default_rng(0), gain.to_numpy()
+    dealt = [hard, *(draw.permutation(hard) for _ in range(DRAWS))]
     apart = np.abs([values[each].mean() - values[~each].mean() for each in dealt])
     return found, float(np.mean(apart >= apart[0] - 1e-9))
 
@@ -529,20 +500,13 @@ def _ladder(study: Study) -> list[str]:
     return [key for key in plans.MODIFICATIONS if key in study.order]
 
 
-def gain_of(study: Study, before: str, after: str) -> Interval:
-    """How many times the problems/min of `before` has `after`, over the seeds both have.
-
-    Problem batching is compared over the longer queue where that was run.
+def gain_of(study: Study, before: str, after: str) -> tuple[Interval, bool]:
+    """How many times the problems/min of `before` has `after`, over the seeds both have; and
+    whether that is of the longer queue, over which problem batching is compared if both ran it.
     """
-    queued = _queue(study, before, after)
-    return speed_up(study, before, after, "sixty", queued if len(queued) else None)
-
-
-def _queue(study: Study, before: str, after: str) -> pd.DataFrame:
-    """Runs over the longer queue that compare these two; none of another pair, or of one alone."""
-    queued = study.having(role=settings.QUEUE)
-    whole = (before, after) == BATCHED and set(queued["setting"]) >= set(BATCHED)
-    return queued if whole else queued.iloc[:0]
+    queue = study.having(role=settings.QUEUE)
+    queued = (before, after) == BATCHED and set(queue["setting"]) >= set(BATCHED)
+    return speed_up(study, before, after, "sixty", queue if queued else None), queued
 
 
 def depth_pairs(study: Study) -> pd.DataFrame:
@@ -561,12 +525,6 @@ def depth_pairs(study: Study) -> pd.DataFrame:
     values = ["correct", "reached", "tokens"]
     finishes, stops = (rows.loc[rows["setting"] == s, [*keys, *values]] for s in SIDES.values())
     return finishes.merge(stops, on=keys, suffixes=("_finishes", "_stops"))
-
-
-def accuracy_gain(pairs: pd.DataFrame) -> Interval:
-    """Accuracy with sampling to the end minus without, paired. pairs: rows of depth_pairs."""
-    gain = pairs["correct_finishes"] - pairs["correct_stops"]
-    return _mean(pairs.assign(gain=gain), "gain")
 
 
 def differing_nodes(study: Study, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[int, int]]:

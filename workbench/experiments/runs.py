@@ -18,17 +18,16 @@ import tarfile
 import tempfile
 import traceback
 import uuid
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from html import escape
 from itertools import product
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -188,8 +187,11 @@ class RunStore:
         for folder in self.folders():
             if folder.name.rpartition("-")[0] == spec.name:
                 row = _row_or_reason(folder)
-                if row["status"] == FINISHED and but_code(**read_config(folder)) == own:
-                    found.append((row["written_at"], folder))
+                with suppress(
+                    RunStoreError
+                ):  # of one whose settings cannot be read nothing is told
+                    if row["status"] == FINISHED and but_code(**read_config(folder)) == own:
+                        found.append((row["written_at"], folder))
         return max(found)[1] if found else None
 
     def write(self, spec: RunSpec, identity: Identity, outcome: Outcome) -> Path:
@@ -290,6 +292,49 @@ def load_runs(path: Folders) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=None if rows else ["run_id", "status", "folder"])
 
 
+class RunTables:
+    """Tables of runs that are read once: a study's, or those of a pick. runs, all_runs: rows of
+    load_runs.
+    """
+
+    if TYPE_CHECKING:  # a field may stand in their place
+
+        @property
+        def runs(self) -> pd.DataFrame: ...
+        @property
+        def all_runs(self) -> pd.DataFrame: ...
+
+    @cached_property
+    def _read(self) -> dict[Any, pd.DataFrame]:
+        return {}
+
+    def table(
+        self,
+        name: str,
+        llm_share: float | None = None,
+        seed: int | None = None,
+        runs: pd.DataFrame | None = None,
+    ) -> pd.DataFrame:
+        """Rows of one trace table of `runs` (default: its own), with columns llm_share, run_seed,
+        setting, role and repeat.
+        """
+        runs = self.runs if runs is None else runs
+        there = {column: sorted(set(runs.get(column, ()))) for column in ("llm_share", "seed")}
+        for column, value in (("llm_share", llm_share), ("seed", seed)):
+            if value is not None and len(runs):
+                runs = runs[(runs[column] - value).abs() < 1e-9]
+        if runs.empty:
+            raise RunStoreError(
+                f"There is no finished run at llm_share={llm_share}, seed={seed}, only at {there}."
+            )
+        keys = ["run_id", "llm_share", "seed", "setting", "role", "repeat"]
+        own = runs[[key for key in keys if key in runs]].rename(columns={"seed": "run_seed"})
+        key = name, tuple(runs["folder"])
+        if key not in self._read:
+            self._read[key] = load_table(key[1], name)
+        return self._read[key].merge(own, on="run_id", how="left")
+
+
 def load_table(path: Folders, table: str) -> pd.DataFrame:
     """Rows of one table of all runs at `path`; empty runs (failed, infeasible) add none."""
     if table not in TABLES:
@@ -345,12 +390,12 @@ def read_config(folder: Path) -> Row:
         ) from problem
 
 
-# -- archives: .tar, .tar.gz, .tgz or .zip --
+# -- archives: .tar, .tar.gz or .tgz --
 
 FILES = frozenset({CONFIG, *(f"{table}.parquet" for table in TABLES)})
-ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
-DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
-"""What reading an archive raises that is damaged, encrypted or packed otherwise."""
+ENDINGS = (".tar", ".tar.gz", ".tgz")
+DAMAGED = (tarfile.TarError, zlib.error, EOFError)
+"""What reading an archive raises that is damaged or packed otherwise."""
 LARGEST_ARCHIVE = 8 << 30  # bytes, unpacked: a thousand times a study of all figures
 
 
@@ -364,19 +409,13 @@ def export_runs(path: Folders, archive: str | Path) -> list[str]:
             "There are no runs to export; `workbench runs list` shows what is stored."
         )
     files = [file for d in folders for file in sorted(d.iterdir()) if file.name in FILES]
-    named = {file: f"{file.parent.name}/{file.name}" for file in files}
+    plain = partial(tarfile.TarInfo.replace, uid=0, gid=0, uname="", gname="", deep=False)
     target.parent.mkdir(parents=True, exist_ok=True)
     partly = target.with_name(f".{target.name}.partial")
     try:
-        if target.suffix == ".zip":
-            with zipfile.ZipFile(partly, "w", zipfile.ZIP_DEFLATED) as out:
-                for file, name in named.items():
-                    out.write(file, name)
-        else:
-            plain = partial(tarfile.TarInfo.replace, uid=0, gid=0, uname="", gname="", deep=False)
-            with tarfile.open(partly, "w:" if target.suffix == ".tar" else "w:gz") as tar:
-                for file, name in named.items():
-                    tar.add(file, name, filter=plain)
+        with tarfile.open(partly, "w:" if target.suffix == ".tar" else "w:gz") as tar:
+            for file in files:
+                tar.add(file, f"{file.parent.name}/{file.name}", filter=plain)
         partly.replace(target)
     finally:
         partly.unlink(missing_ok=True)
@@ -408,8 +447,8 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
                     f"{folder.name}/{CONFIG} lacks {', '.join(sorted(missing))}; it is no run."
                 )
             made_of = fingerprint_of(config["parameters"], config["role"], config["identity"])
-            names = {row.get("fingerprint"), config["fingerprint"], made_of}
-            if len(names) > 1 or folder.name != f"{config['name']}-{made_of}":
+            names = [row.get("fingerprint"), config["fingerprint"]]
+            if names != [made_of] * 2 or folder.name != f"{config['name']}-{made_of}":
                 raise RunStoreError(
                     f"{folder.name} is not what it says: its settings have fingerprint {made_of}, "
                     f"its row {row.get('fingerprint')}. Export it anew where it was made."
@@ -434,30 +473,30 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
 
 def _unpack(source: Path, target: Path) -> None:
     """All files of an archive; none is written where one is not a plain file RUN/FILE."""
-    size, is_zip, held = 0, source.suffix == ".zip", list[Any]()
-    kind: Any = zipfile.ZipFile if is_zip else tarfile.open
+    size, held = 0, list[tarfile.TarInfo]()
     try:
-        with kind(source) as archive:
-            for each in archive.infolist() if is_zip else archive:
-                if each.is_dir() if is_zip else each.isdir():
+        with tarfile.open(source) as archive:
+            for each in archive:
+                if each.isdir():
                     continue
-                name, grows = (each.filename, each.file_size) if is_zip else (each.name, each.size)
-                size += grows  # a packed tar is unpacked in passing, up to the limit
+                size += each.size  # a packed tar is unpacked in passing, up to the limit
                 if size > LARGEST_ARCHIVE:
                     raise RunStoreError(
                         f"{source.name} unpacks to more than {format_size(LARGEST_ARCHIVE)}, the "
                         "largest that is read; export fewer runs into each archive."
                     )
-                if not (is_zip or each.isfile()):
-                    raise RunStoreError(f"{source.name} holds {name!r}, which is no plain file.")
-                path = PurePosixPath(name)
+                if not each.isfile():
+                    raise RunStoreError(
+                        f"{source.name} holds {each.name!r}, which is no plain file."
+                    )
+                path = PurePosixPath(each.name)
                 if len(path.parts) != 2 or path.parts[0][0] in "/." or path.name not in FILES:
                     raise RunStoreError(
-                        f"The archive holds {name!r}; allowed: RUN/FILE, FILE of "
+                        f"The archive holds {each.name!r}; allowed: RUN/FILE, FILE of "
                         f"{', '.join(sorted(FILES))}."
                     )
                 held.append(each)
-            archive.extractall(target, **{} if is_zip else {"members": held, "filter": "data"})
+            archive.extractall(target, held, filter="data")
     except (*DAMAGED, OSError) as problem:
         raise RunStoreError(
             f"{source.name} cannot be unpacked ({problem}); it is damaged or no run archive. "

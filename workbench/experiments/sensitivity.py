@@ -265,7 +265,7 @@ class Base:
                 continue
             rounds = setting.rounds or self.rounds
             each = replay_seconds(asked.problems, asked.n, rounds // 2)
-            seconds += [each] * (self.replays + 1)  # of shares, and with memory without limit
+            seconds += [each] * (max(self.replays, 3) + 1)  # shares, and memory without limit
         return seconds
 
     def rows(self, wanted: Sequence[str] | None = None) -> pd.DataFrame:
@@ -306,17 +306,17 @@ def replay_seconds(num_problems: int, n: int, max_depth: int) -> float:
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """What the replays of one setting come to, as one row: best and plateau_low to plateau_high
-    (shares), low and high (the ends that were replayed), and tokens/s lost to the best at the ends
-    and nearest to 0.3, as fractions: loss_low, loss_mid, loss_high.
+    (shares), low, mid and high (the ends that were replayed, and nearest to 0.3), and tokens/s lost
+    to the best at these, as fractions: loss_low, loss_mid, loss_high.
     """
     own = rows[rows["what"] == SHARE].sort_values("llm_share")
     rate = own.set_index("llm_share")["tokens_per_s"].astype(float)
     first, last = plateau(1 / rate.to_numpy(), float(1 / rate.max()))
     loss, shares = 1 - rate / rate.max(), rate.index
-    low, middle, high = loss.loc[[shares[0], nearest_to_thesis(shares), shares[-1]]]
-    found = {"low": shares[0], "high": shares[-1], "plateau_low": shares[first]}
+    middle = nearest_to_thesis(shares)
+    found = {"low": shares[0], "mid": middle, "high": shares[-1], "plateau_low": shares[first]}
     found |= {"plateau_high": shares[last], "best": rate.idxmax()}
-    found |= {"loss_low": low, "loss_mid": middle, "loss_high": high}
+    found |= {f"loss_{end}": loss[found[end]] for end in ("low", "mid", "high")}
     return pd.DataFrame([{"kind": "setting", "tokens_per_s": rate.max(), "lacks": ""} | found])
 
 
@@ -417,7 +417,8 @@ def verdict(tried: pd.DataFrame) -> tuple[str, str]:
             also = f"at the best share, too, {100 * short:.0f} % is lost to memory without limit"
             said.append(f"nothing more is {at} ({also})" if short > NEAR else f"nothing is {at}")
         if row["loss_mid"] > NEAR:
-            said.append(f"{100 * row['loss_mid']:.0f} % is lost at 0.3")
+            at = row.get("mid", THESIS_SHARE)
+            said.append(f"{100 * row['loss_mid']:.0f} % is lost at {at:g}")
         told += [f"with {row['setting']}: {' and '.join(said)}"] if said else []
     lacks = [f"{row.setting}: {row.lacks}" for row in tried[tried["best"].isna()].itertuples()]
     if fits.empty:

@@ -57,7 +57,7 @@ AUXILIARY = (
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(stored.RunTables):
     """The stored runs of one study, read once. `missing` names those that are not stored."""
 
     config: SweepConfig
@@ -65,7 +65,6 @@ class Study:
     missing: tuple[str, ...] = ()
     plan: Plan | None = None
     order: tuple[str, ...] = field(default=(), repr=False)  # of the settings
-    _read: dict[Any, pd.DataFrame] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def all_runs(self) -> pd.DataFrame:
@@ -79,8 +78,9 @@ class Study:
         By share and seed in a sweep, else in the study's own order. RunStoreError where another
         study than a sweep has none.
         """
-        every = wanted = self.all_runs
-        if len(every):
+        every = self.all_runs
+        wanted = every.iloc[:0]
+        if "repeat" in every:  # some run can be read
             once = (every["repeat"] == 0) | (every["role"] == TIMED)
             wanted = every[(every["status"] == FINISHED) & ~every["role"].isin(AUXILIARY) & once]
         if wanted.empty and self.plan is not None:
@@ -116,32 +116,6 @@ class Study:
     def has(self, setting: str) -> bool:
         """Whether every seed that the study's own runs have finished with this setting."""
         return set(self.having(setting=setting)["seed"]) >= set(self.runs["seed"])
-
-    def table(
-        self,
-        name: str,
-        llm_share: float | None = None,
-        seed: int | None = None,
-        runs: pd.DataFrame | None = None,
-    ) -> pd.DataFrame:
-        """Rows of one trace table of `runs` (default: the study's own), with columns llm_share,
-        run_seed, setting, role and repeat.
-        """
-        runs = self.runs if runs is None else runs
-        for column, value in (("llm_share", llm_share), ("seed", seed)):
-            if value is not None and len(runs):
-                runs = runs[(runs[column] - value).abs() < 1e-9]
-        if runs.empty:
-            raise RunStoreError(
-                f"The study has no finished run at llm_share={llm_share}, seed={seed}; "
-                f"it has shares {sorted(self.config.shares)} and seeds {sorted(self.config.seeds)}."
-            )
-        keys = ["run_id", "llm_share", "seed", "setting", "role", "repeat"]
-        own = runs[[key for key in keys if key in runs]].rename(columns={"seed": "run_seed"})
-        key = name, tuple(runs["folder"])
-        if key not in self._read:
-            self._read[key] = stored.load_table(key[1], name)
-        return self._read[key].merge(own, on="run_id", how="left")
 
     def __repr__(self) -> str:
         counts = f"{len(self.folders)} runs stored, {len(self.missing)} missing"
@@ -439,7 +413,8 @@ def policies_planned(
     study = run_study(config, first, runs_dir, plan=plan, **options | {"compute": False})
     size = int(first[0].get("kv_bytes")) // 2
     unknown = plans.WorkingSet(size, size, longest=256)
-    need = unknown if study.missing else working_set_of(study.all_runs)
+    is_known = not study.missing and len(study.having(role=settings.REFERENCE, technique=NONE))
+    need = working_set_of(study.all_runs) if is_known else unknown
     return [*first, *plans.policy_runs(config, plan, need)]
 
 
@@ -513,10 +488,12 @@ def provenance_of(
     figure: str = "",
     seed: int | None = None,
     beside: pd.DataFrame | None = None,
+    told: Callable[[Any], str] | None = None,
 ) -> str:
     """Of a figure of one study, or with a panel for each of several: how many of a sweep's runs
     there are, how noisy the machine was, or that nothing was run. figure: its name, where a study
-    is Committed. seed: the only one drawn of those measured. beside: as of `provenance`.
+    is Committed. seed: the only one drawn of those measured. beside: as of `provenance`. told: what
+    is said of a study in place of its runs and their noise.
     """
     lines, last = list[str](), list[str]()
     for study in studies:
@@ -529,9 +506,10 @@ def provenance_of(
         if is_replayed(at):
             said = NOTHING_WAS_RUN.format(SEARCHED if at == settings.RECORDED else DRAWN)
             note += f"{study.config.min_problem_batch} problems in flight. {said}"
+            note = f"{told(study)} {said}" if told else note
             drawn = None
         else:
-            note += f"{noise_of(study.all_runs)}."
+            note = told(study) if told else f"{note}{noise_of(study.all_runs)}."
             last = [CARRIES_OVER]
         lines += provenance(study.runs, drawn, note, beside=beside).splitlines()[:-1]
     own = [study.runs for study in studies if not isinstance(study, Committed)]

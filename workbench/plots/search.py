@@ -281,7 +281,7 @@ def search_tree(
     if chosen.any():
         thick = {"symbol": "line-ew", "size": 22, "line": {"color": theme.BLACK, "width": 4}}
         theme.legend_note(fig, "legend", "chosen", thick)
-    if selected is not None:
+    if len(at):
         theme.legend_note(fig, "legend", "selected", {**ring, "size": 14})
     deepest = int(places["depth"].max())
     ticks = [0, *range(1, deepest + 1, max(1, deepest // 12))]

@@ -2,13 +2,15 @@
 
 A pick is a whole sweep (runs that differ in share and seed alone), the cells of a batching study,
 or one run. The rows are the study's own views, the drawings its own plots; a second pick is dotted
-or hatched, with open markers, over the first. `picks`, `searched`, `explore` are plain functions.
+or hatched, with open markers, over the first, or cells beside it. `picks`, `searched`, `explore`
+are plain functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,10 @@ from workbench.errors import RunStoreError, nearest
 from workbench.experiments import plans, settings
 from workbench.experiments import rows as study_rows
 from workbench.experiments.provenance import counted
-from workbench.experiments.runs import FINISHED, compare, load_runs, load_table
+from workbench.experiments.runs import FINISHED, RunTables, compare, load_runs, load_table
 from workbench.experiments.settings import COUNTED, MEASURE, REPLAY, SENTINEL, TIMED
 from workbench.experiments.study import provenance
+from workbench.plots.panels import by_rung
 from workbench.widgets.parts import Drawing, FigureView, HtmlText, NumberSlider, labelled
 
 CELLS = (TIMED, COUNTED)
@@ -33,8 +36,8 @@ SHOWN = ["role", "llm", "llm_share", "seed", "n", "num_problems", "tokens_per_s"
 ROOMS = ["llm_share", "llm_kv_tokens", "prm_kv_tokens"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pick:
+@dataclass(eq=False)
+class Pick(RunTables):
     """Runs to be looked at together, with the tables that the study's views read.
 
     all_runs: rows of load_runs, sentinels and failed ones too.
@@ -48,11 +51,14 @@ class Pick:
         """Whether it is cells of the batching study, which ask requests and search nothing."""
         return bool(self.all_runs["role"].isin(CELLS).all())
 
-    @property
+    @cached_property
     def runs(self) -> pd.DataFrame:
-        """Finished runs by share and seed; sentinels only where there is nothing else."""
+        """Finished runs by share and seed; sentinels and repetitions of searches only where there
+        is nothing else.
+        """
         done = self.all_runs[self.all_runs["status"] == FINISHED]
-        first = done[done["role"] != SENTINEL]
+        once = (done["repeat"] == 0) | done["role"].isin(CELLS)
+        first = done[once & (done["role"] != SENTINEL)]
         shown = first if len(first) else done
         return shown.sort_values(["llm_share", "seed"], ignore_index=True)
 
@@ -60,23 +66,6 @@ class Pick:
     def shares(self) -> list[float]:
         """The LLM's shares that were measured."""
         return sorted(map(float, self.runs["llm_share"].unique()))
-
-    def table(
-        self,
-        name: str,
-        llm_share: float | None = None,
-        seed: int | None = None,
-        runs: pd.DataFrame | None = None,
-    ) -> pd.DataFrame:
-        """Rows of one trace table, with llm_share and run_seed, as Study.table."""
-        runs = self.runs if runs is None else runs
-        for column, value in (("llm_share", llm_share), ("seed", seed)):
-            if value is not None and len(runs):
-                runs = runs[(runs[column] - value).abs() < 1e-9]
-        if runs.empty:
-            raise RunStoreError(f"No finished run is picked at llm_share={llm_share}.")
-        keys = runs[["run_id", "llm_share", "seed"]].rename(columns={"seed": "run_seed"})
-        return load_table(list(runs["folder"]), name).merge(keys, on="run_id", how="left")
 
     @property
     def provenance(self) -> str:
@@ -95,7 +84,7 @@ def picks(runs: pd.DataFrame) -> dict[str, Pick]:
             "`workbench sweep`."
         )
     cells = readable["role"].isin(CELLS)
-    of_a_cell = {*plans.LIMITS, "num_problems"}  # the cells of one study differ in these
+    of_a_cell = {*plans.LIMITS, "num_problems", "setting"}  # the cells of one study differ in these
     found = _groups(readable[~cells], set()) | _groups(readable[cells], of_a_cell)
     single = readable[~cells & (readable["status"] == FINISHED)]
     first = single.sort_values("role", key=lambda role: role != MEASURE, kind="stable")
@@ -142,6 +131,7 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> dict[str, pd.DataFrame]:
         return {}
     varying = {"llm_share", "seed", "repeat"} | varying | settings.HOW_IT_IS_CARRIED_OUT
     known = [field.name for field in fields(SweepConfig) if field.name in runs]
+    known += ["setting"] * ("setting" in runs)
     keys = runs[[*(name for name in known if name not in varying), "machine"]].map(str)
     keys["role"] = runs["role"].replace({SENTINEL: MEASURE} | dict.fromkeys(CELLS, TIMED))
     groups = [rows for _, rows in runs.groupby([keys[name] for name in keys], sort=False)]
@@ -225,6 +215,7 @@ def explore(
     first, second = a.provenance.splitlines(), b.provenance.splitlines()
     where = [f" (share {share:.2f})" if name in AT_ONE_SHARE else "" for share in shares]
     lines = [f"A{where[0]}: solid lines, plain bars. B{where[1]}: dotted lines, hatched bars."]
+    lines = ["A: left. B: right."] if a.is_batches else lines
     lines += [f"A: {line}" for line in first if line not in second]
     lines += [f"B: {line}" for line in second if line not in first]
     said = "\n".join([*lines, *(line for line in first if line in second)])
@@ -232,7 +223,11 @@ def explore(
         places = rows[ROOMS].drop_duplicates("llm_share")
         lacking = [places[~places["llm_share"].isin(table["llm_share"])] for table in tables]
         tables = [pd.concat(pair, ignore_index=True) for pair in zip(tables, lacking)]
-    figure = overlaid(*(draw(table, said) for table in tables))
+    if a.is_batches:  # heat maps over limits of their own
+        sides = [table.assign(rung=side) for side, table in zip("AB", tables)]
+        figure = by_rung(draw)(pd.concat(sides), said)
+    else:
+        figure = overlaid(*(draw(table, said) for table in tables))
     words, differences = told or compared(a, b)
     return Drawing(figure, rows, f"A: {a.name}. B: {b.name}. {words}", {}, differences)
 

@@ -197,13 +197,14 @@ class LiveView(FigureView):
         self.answer, pair = HtmlText(), live.pair
         shares = [s / 100 for s in range(1, 100)]
         low, high = pair.share_limits
-        fitting, name = [s for s in shares if low <= s <= high], "LLM share of the arena's pages"
+        fitting = [s for s in shares if low <= s <= high] or [low]  # of one page of room: none
+        name = "LLM share of the arena's pages"
         self.share = NumberSlider(name, fitting, live.snapshot().target, "{:.2f}")
         if pair.arena.policy.keeps_split:
             self.share.slider.observe(lambda change: self.resplit(change["new"]), names="value")
         else:
             self.share.slider.disabled = self.share.typed.disabled = True
-            self.answer.say(f"The policy {pair.policy} sets the split by itself.")
+            self.answer.say(f"The policy {pair.spec.config.policy} sets the split by itself.")
         self.pause = ipywidgets.Button(description="pause")
         self.pause.on_click(self.toggle)
         row = [button("start", self.start), self.pause, button("stop", self.stop)]

@@ -76,11 +76,6 @@ class SharedPair(Pair):
         self.in_use = Lock()
 
     @property
-    def policy(self) -> str:
-        """The name of the arena's policy."""
-        return type(self.arena.policy).__name__
-
-    @property
     def share_limits(self) -> tuple[float, float]:
         """The LLM's, between which a request of either model fits."""
         llm, prm = (pool.floor_pages / self.arena.num_pages for pool in self.arena.pools)
@@ -235,7 +230,8 @@ class LiveSearch:
         self._waits_since: float | None = None
         self._is_stopped = False
         self._rows, self._moves = array("d"), list[Move]()
-        self._phase, self._steps, self._tokens, self._answered = "", 0, 0, 0
+        self._phase, self._steps, self._tokens = "", 0, 0
+        self._search: Search | None = None
         self._evicted_before = [pool.stats.evicted for pool in self.pair.arena.pools]
         self._ended_s: float | None = None
         self.result: SearchResult | None = None
@@ -253,10 +249,7 @@ class LiveSearch:
         """
         if self.is_alive:
             raise ConfigError("This search runs already; stop it before it is started again.")
-        is_free = self.pair.in_use.acquire(blocking=False)
-        if not is_free or any(engine.has_work for engine in self.pair.engines.values()):
-            if is_free:
-                self.pair.in_use.release()
+        if not self.pair.in_use.acquire(blocking=False):
             raise ConfigError(
                 "The pair's engines have requests of another search; stop that one, or wait for it."
             )
@@ -367,7 +360,7 @@ class LiveSearch:
             phase=self._phase if state == "running" else "",
             steps=steps,
             tokens=tokens,
-            answered=self._answered,
+            answered=self._search.progress.answered if self._search else 0,
             problems=len(self.problems),
             target=target / arena.num_pages,
             actual=actual / arena.num_pages,
@@ -383,17 +376,11 @@ class LiveSearch:
             _SteppedBy(engine, partial(self._step, role, engine))
             for role, engine in self.pair.engines.items()
         )
-        search, settings, is_going = None, self._settings, True
         try:
-            scorer = PRM(prm, settings.get("prm_format"))
-            search = Search(self.problems, llm=llm, prm=scorer, **settings)
-            while is_going:
-                is_going = search.round()
-                self._answered = search.progress.answered
-            self.result = search.result()
+            scorer = PRM(prm, self._settings.get("prm_format"))
+            self._search = Search(self.problems, llm=llm, prm=scorer, **self._settings)
+            self.result = self._search.play()
         except Exception as problem:  # `wait` raises it and a snapshot shows it
-            if search is not None:
-                search.keep_answered(problem)
             self.error = problem
         finally:
             atexit.unregister(self.stop)

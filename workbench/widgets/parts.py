@@ -285,4 +285,6 @@ def redraw(shown: go.FigureWidget, drawn: go.Figure) -> bool:
             for name, value in new.to_plotly_json().items():
                 if name not in ("type", "template"):  # plotly passes over what is equal
                     old[name] = value
+            for name in old.to_plotly_json().keys() - new.to_plotly_json().keys() - {"uid"}:
+                old[name] = None
     return True

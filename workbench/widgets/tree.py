@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from workbench.config import require_known
 from workbench.errors import ConfigError, nearest
 from workbench.plots.search import ROLES, search_tree, tree_places
-from workbench.search.answers import extract_answer
+from workbench.search.answers import UNSCORED, extract_answer
 from workbench.widgets.parts import Drawing, FigureView, HtmlText, labelled
 
 
@@ -66,7 +66,8 @@ def problem_tree(
             chosen = path
             break
     laid_out["chosen"] = laid_out["node_id"].isin(chosen)
-    if not row["prm_tokens_asked"]:  # of a strategy that only votes
+    unscored = laid_out["score"] == UNSCORED  # all: of a strategy that only votes
+    if not row["prm_tokens_asked"] and unscored.all():
         laid_out["score"] = float("nan")
     return ProblemTree(wanted, question, predicted, correct, laid_out)
 

@@ -10,7 +10,7 @@ and sentences are plain functions of a `View`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -30,8 +30,6 @@ from workbench.replay.simulator import POLICIES
 from workbench.widgets import parts, what_if_replay
 from workbench.widgets.parts import Drawing, HtmlText, NumberSlider
 from workbench.widgets.what_if_replay import GIB, MIB, Position, RecordingInfo, Replay, replay_rows
-
-Replayer = Callable[[RecordingInfo, Position], Awaitable[Replay]]
 
 GRID, PINS = 7, 3  # shares replayed for the line; curves pinned at most
 QUIET_S = 0.3  # a replay begins once the controls have rested so long
@@ -297,8 +295,7 @@ class NotReplayed(WorkbenchError):
 class WhatIfWidget(parts.FigureView):
     """Controls and figures; `box` is shown. To be made where an event loop runs.
 
-    known: all replays so far. task: replays what the controls stand on. replayer: of one position,
-    in another process by default.
+    known: all replays so far. task: replays what the controls stand on.
     """
 
     def __init__(
@@ -307,17 +304,17 @@ class WhatIfWidget(parts.FigureView):
         start: Position,
         known: Sequence[Replay] = (),
         price_per_hour: float | None = None,
-        replayer: Replayer = what_if_replay.replay_elsewhere,
     ) -> None:
-        self._infos, self._price, self._replayer = infos, price_per_hour, replayer
+        self._infos, self._price = infos, price_per_hour
         self.known = {one.position: one for one in known}
         self.pins: dict[str, View] = {}
         self.task: asyncio.Task[None] | None = None
         self.status, self._controls = HtmlText(), ipywidgets.VBox()
         self._offer(start)
         unpin = parts.button("clear pins", self.unpin)
-        controls = [self._controls, self.status]
-        super().__init__("what_if", controls, lambda: drawings(self.view, self._price), {}, [unpin])
+        price = {} if price_per_hour is None else {"price_per_hour": price_per_hour}
+        rows = [self._controls, self.status]
+        super().__init__("what_if", rows, lambda: drawings(self.view, self._price), price, [unpin])
         self.move()
 
     @property
@@ -381,8 +378,7 @@ class WhatIfWidget(parts.FigureView):
     def show(self, _: Any = None) -> None:
         """Draw the place; its command is right also where it cannot be drawn yet."""
         super().show()
-        price = {} if self._price is None else {"price_per_hour": self._price}
-        given = self.position.parameters | price
+        given = {**self._parameters, **self.position.parameters}
         self.copy.value = parts.papermill_command("what_if", given)
 
     def pin(self) -> str:
@@ -434,7 +430,7 @@ class WhatIfWidget(parts.FigureView):
         for each in lacking:
             self.status.say(f"Replaying an LLM share of {each.llm_share:.2f} …")
             try:
-                self.known[each] = await self._replayer(info, each)
+                self.known[each] = await what_if_replay.replay_elsewhere(info, each)
             except Exception as error:  # no caller awaits this task; the user is told
                 self.status.say_error(error, f"at an LLM share of {each.llm_share:.2f}")
                 return

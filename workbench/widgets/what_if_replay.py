@@ -145,18 +145,14 @@ def thesis() -> Recording:
 
 
 def find_recordings(given: Sequence[str | PathLike[str]] | None = None) -> dict[str, RecordingInfo]:
-    """Recordings by name: files and names given, or THESIS and all of the package's.
-
-    ConfigError where there is none.
-    """
+    """Recordings by name: files and names given, or THESIS and all of the package's."""
+    names = dict.fromkeys(map(str, given or (THESIS, TINY, *recording_names())))
     found = {}
-    for name in map(str, (THESIS, TINY, *recording_names()) if given is None else given):
+    for name in names:
         path = Path(name)
         if name != THESIS and path.suffix != ".parquet":
             path = recording_path(name)
         found[name] = RecordingInfo(name, path, thesis() if name == THESIS else read_header(path))
-    if not found:
-        raise ConfigError("There is no recording; make one with `workbench record` and name it.")
     return found
 
 
