@@ -286,6 +286,24 @@ def ablation_numbers(drawn: Drawn) -> Named:
     }
 
 
+def strategy_numbers(drawn: Drawn) -> Named:
+    """Which strategy answers most, by how much more than beam search, and on which levels."""
+    rows = drawn.rows("search_strategies")
+    most = rows[(rows["levels"] == "all levels") & (rows["n"] == rows["n"].max())]
+    names = most["best"].iloc[0], "beam_search"
+    best, beam = (most[most["strategy"] == name].iloc[0] for name in names)
+    found = judged.ranked_strategies(rows)["all levels"]
+    return {
+        "strategyRanked": "; ".join(f"with n = {n} {line}" for n, line in found.items()),
+        "strategyMost": f"{best['n']}",
+        "strategyBest": f"{best['strategy']}",
+        "strategyAhead": "{:.3f} ({:.3f} to {:.3f})".format(*beam[["gap", "gap_low", "gap_high"]]),
+        "strategyTimes": f"{best['seconds'] / beam['seconds']:.1f}",
+        "strategySearched": drawn.said("search_strategies", r"Searched: (.*)\."),
+        "harder": judged.harder_in_words(rows),
+    }
+
+
 def techniques_of(drawn: Drawn, name: str) -> pd.DataFrame:
     """Settings of plots.optimisation at the smallest budget, techniques at the thesis's split or
     without one (kv_share 0); value, low, high: tokens/s over the best static split's without any.
@@ -456,6 +474,7 @@ PARTS: dict[str, Callable[[Drawn], Named]] = {  # of the page: what reads the nu
     "blocks": block_numbers,
     "batches": batch_numbers,
     "ablation": ablation_numbers,
+    "strategies": strategy_numbers,
     "policies": policy_numbers,
     "gains": gain_numbers,
     "device": device_numbers,
