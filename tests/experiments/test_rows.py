@@ -303,6 +303,16 @@ def test_claims_are_judged_by_their_rules(sweep, lost):
     assert claims.thrash_claim(few).number.endswith("; too few events tell at 0.00")
 
 
+def test_the_sentence_on_thrashing_takes_the_ends_that_its_claim_takes():
+    """The model with most events may be sure to be rare, while the other's are too few to tell."""
+    ends = {"value": [2.0, 0.5], "low": [1.0, 0.0], "high": [4.0, 30.0]}
+    rows = pd.DataFrame({"metric": "events_per_1000", "engine": ["llm", "prm"], **ends})
+    lost = pd.DataFrame({"llm_share": [0.3], "part": "waiting", "seconds": 1.0, "wall_s": 2.0})
+    assert "at 0.30 too few events tell" in claims.thrashing_in_words(
+        rows.assign(llm_share=0.3), lost
+    )
+
+
 def test_claims_can_fail(sweep):
     nodes = sweep.table("nodes")
     nodes.at[5, "token_ids"] = [9, 9, 9]
