@@ -36,6 +36,7 @@ from workbench.search.variants import STRATEGIES
 SMALL = {"num_problems": 3, "levels": (1, 2), "n": 4, "beam_width": 2, "max_depth": 5}
 SMALL |= {"shares": (0.08, 0.3), "seeds": (0,), "warmup_problems": 0, "max_num_seqs": 8}
 SMALL |= {"max_num_batched_tokens": 256, "max_step_tokens": 48}
+WHYS = ("evicted", "preempted", "partial")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,10 @@ def test_the_row_adds_up_at_both_shares(sweep):
         assert 0 < row["llm_busy_s"] + row["prm_busy_s"] <= row["wall_s"]
         assert row["steady_tokens_per_s"] > 0
         assert 0 <= row["accuracy"] <= 1
-        assert row["llm_tokens_per_busy_s"] > 0 < row["prm_tokens_per_busy_s"]
+        again = sum(row[f"prm_recomputed_tokens_{why}"] for why in WHYS)
+        read = row["prm_prefill_tokens"] + row["prm_decode_tokens"] - again
+        assert row["prm_tokens_per_busy_s"] * row["prm_busy_s"] == pytest.approx(read)
+        assert row["llm_tokens_per_busy_s"] > 0
 
 
 def test_tables_agree_with_the_row_and_with_each_other(sweep):

@@ -14,7 +14,7 @@ from nbconvert.filters import markdown2html
 
 from tests.widgets.conftest import HOSTILE
 from workbench.cli import main
-from workbench.experiments.notebooks import default_parameters, notebook_files, run_notebooks
+from workbench.experiments.notebooks import notebook_files, parameters_of, run_notebooks
 from workbench.plots import FIGURES
 from workbench.widgets.live import in_words
 from workbench.widgets.live_search import Snapshot
@@ -89,7 +89,7 @@ def test_parameters_come_first_and_are_independent_literals(file):
         assert isinstance(node, ast.Assign)
         ast.literal_eval(node.value)
     assert "check_parameters()" in cells[1].source
-    assert default_parameters(file)
+    assert parameters_of([file], ())[file]
 
 
 TEXT = f"{HOSTILE} **a** [b](c) | `d` |"

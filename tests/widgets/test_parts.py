@@ -63,6 +63,8 @@ def test_a_command_gives_its_parameters_as_yaml():
 def drawing(place, shares=(1, 2)):
     fig = go.Figure(go.Scatter(x=list(shares), y=[3, 4], marker={"color": "red"}))
     fig.update_layout(title_text=f"at {place}")
+    if place == 1:
+        fig.data[0].opacity = 0.5
     return parts.Drawing(fig, pd.DataFrame({"x": shares}), f"it stands on {place}", {"at": place})
 
 
@@ -98,11 +100,16 @@ def press(view, name):
 
 
 def test_a_figure_its_words_and_its_command_follow_the_controls(view):
-    """The same figure is changed; another is shown where traces differ; pinned words stay."""
+    """The same figure is changed, but for what a user set in it; another is shown where traces
+    differ; pinned words stay.
+    """
     (before,) = view.figures
     assert press(view, "pin for comparison") == "pinned"
+    before.data[0].visible = "legendonly"  # as a click on its name makes it
     view.box.children[0].value = 5
     assert view.figures == [before]
+    assert before.data[0].opacity is None, "what the new figure lacks is gone"
+    assert before.data[0].visible == "legendonly", "what the user set stays"
     assert before.layout.title.text == "at 5" and list(before.data[0].x) == [5, 6]
     assert view.words.text == "it stands on 5"
     assert view.pinned.text == "Pinned: it stands on 1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from functools import partial
@@ -99,6 +100,7 @@ def figures(
             raise RunStoreError(text)
         terminal().print(text, style="red", markup=False)
         raise Exit(options.FAILED)
+    began = time.time()
     executed = notebooks.run_notebooks(
         names or None, profile, passed, out, environment=on.environment
     )
@@ -108,7 +110,7 @@ def figures(
             terminal().print(f"failed: {stem}: {name}", style="yellow", markup=False)
             problems = True
     if "figures_folder" in own:
-        report(home_of(profile, parameters), executed)
+        report(home_of(profile, parameters, began), executed)
     if problems:
         terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
         raise Exit(options.FAILED)
@@ -138,7 +140,7 @@ def config_of(stem: str, profile: str, given: Mapping[str, Any]) -> SweepConfig:
     names = {field.name for field in fields(SweepConfig)} - {"profile"}
     own = {name: value for name, value in given.items() if name in names}
     if stem == COMPARED:  # whose plan says how many problems each number of beams has
-        own |= {"num_problems": None, "n": max(given["beam_counts"] or [0]) or None}
+        own["num_problems"] = None
     return sweep_config(profile, **own)
 
 
@@ -280,8 +282,10 @@ def _replays_left(
         yield MISSING, len(todo), len(todo), sum(todo)
 
 
-def home_of(profile: str, parameters: Mapping[str, Any]) -> Path:
-    """Where notebooks drew last; what is given counts from the project."""
+def home_of(profile: str, parameters: Mapping[str, Any], since: float) -> Path:
+    """Where notebooks drew what is given, in seconds since the epoch since they began; else the
+    profile's folder. A folder that is given counts from the project.
+    """
     from workbench.experiments.provenance import project_root
     from workbench.experiments.study import profile_figures
 
@@ -292,7 +296,7 @@ def home_of(profile: str, parameters: Mapping[str, Any]) -> Path:
     def drawn(place: Path) -> float:
         return max((file.stat().st_mtime for file in place.glob("*.parquet")), default=0.0)
 
-    return changed if parameters and drawn(changed) > drawn(usual) else usual
+    return changed if parameters and drawn(changed) >= since else usual
 
 
 def report(folder: Path, executed: list[Path]) -> None:

@@ -399,8 +399,8 @@ def judge_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
 
     Shown to beat is what the bootstrap over problems shows (gap_low above 0), and an exact test of
     the problems that one of both answers more often (gap_chance): where few differ, the bootstrap
-    sees too much.
-    The best was picked among all, so there the limit of 5 % is that of all others together.
+    sees too much. The best was picked among all, so there the limit of 5 % is that of all others
+    together.
     """
     most, by = (1 - LEVEL) / (rows["strategy"].nunique() - 1 or 1), ["levels", "n"]
     others = rows[rows["strategy"] != rows["best"]]

@@ -29,6 +29,7 @@ from workbench.experiments.export import filled, tex_escaped, write_together
 from workbench.experiments.plans import sweep_config
 from workbench.experiments.provenance import counted, project_root
 from workbench.experiments.settings import RECORDED, REPLAYED, THESIS_SHARE
+from workbench.experiments.study import rung_of
 from workbench.models.registry import model_spec
 
 TINY = "measured tiny"
@@ -289,6 +290,8 @@ def ablation_numbers(drawn: Drawn) -> Named:
 def strategy_numbers(drawn: Drawn) -> Named:
     """Which strategy answers most, by how much more than beam search, and on which levels."""
     rows = drawn.rows("search_strategies")
+    if rung_of(drawn.parameters("search_strategies")["llm"]) != TINY:
+        raise LookupError("the strategies are another pair's")
     most = rows[(rows["levels"] == "all levels") & (rows["n"] == rows["n"].max())]
     names = most["best"].iloc[0], "beam_search"
     best, beam = (most[most["strategy"] == name].iloc[0] for name in names)

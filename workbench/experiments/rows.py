@@ -465,11 +465,14 @@ def gains_by_level(study: Study) -> tuple[dict[str, Interval], float]:
     of few problems the bootstrap sees too much. Problems without a level have no part.
     """
     problems = by_levels(study)["all levels"].dropna(subset="level")
+    if problems.empty:
+        unknown = Interval(np.nan, np.nan, np.nan)
+        return dict.fromkeys((EASIER, HARDER, "all levels"), unknown), np.nan
     right = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
     gain = right[problems["n"].max()] - right[problems["n"].min()]
     gain = gain.dropna(axis=1, how="all").dropna().mean(axis=1)  # of strategies that have both
     level = problems.groupby("problem_id")["level"].first()[gain.index]
-    easy, hard = ((each).to_numpy(bool) for each in (level < HARD, level >= HARD))
+    easy, hard = (level < HARD).to_numpy(bool), (level >= HARD).to_numpy(bool)
     parts: dict[str, Callable[..., Any]] = {
         EASIER: lambda a, easy, b, hard: a / easy,
         HARDER: lambda a, easy, b, hard: b / hard,

@@ -187,9 +187,7 @@ class RunStore:
         for folder in self.folders():
             if folder.name.rpartition("-")[0] == spec.name:
                 row = _row_or_reason(folder)
-                with suppress(
-                    RunStoreError
-                ):  # of one whose settings cannot be read nothing is told
+                with suppress(RunStoreError, TypeError):  # its settings cannot be read
                     if row["status"] == FINISHED and but_code(**read_config(folder)) == own:
                         found.append((row["written_at"], folder))
         return max(found)[1] if found else None

@@ -209,9 +209,19 @@ def run_policies(
     """Policies and techniques at budgets in multiples of the working set, which is measured first,
     with memory uncapped. RunStoreError where no such search finishes.
     """
-    run_study(config, plans.reference_runs(config, plan), runs_dir, plan=plan, **options)
+    _run_uncapped(config, plan, runs_dir, **options)
     specs = policies_planned(config, plan, runs_dir, **options)
     return run_study(config, specs, runs_dir, plan=plan, **options)
+
+
+def _run_uncapped(
+    config: SweepConfig, plan: plans.PolicyPlan, runs_dir: Folder, **options: Any
+) -> None:
+    """The searches that the working set is measured by. RunStoreError where none finishes."""
+    specs = plans.reference_runs(config, plan)
+    study = run_study(config, specs, runs_dir, plan=plan, **options)
+    if options.get("compute", True):
+        working_set_of(study.all_runs)
 
 
 def working_set_of(runs: pd.DataFrame) -> plans.WorkingSet:
@@ -263,7 +273,7 @@ def run_policies_replayed(
     """
     device = replace(load_device(carry_out.DEVICE), memory_bytes=1 << 50)
     options |= _replays(config, device)
-    run_study(config, plans.reference_runs(config, plan), runs_dir, plan=plan, **options)
+    _run_uncapped(config, plan, runs_dir, **options)
     specs = [
         replace(run, config=replace(run.config, forget_pruned=False))
         for run in policies_planned(config, plan, runs_dir, **options)

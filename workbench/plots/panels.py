@@ -25,17 +25,21 @@ APART = 20  # numbers of axes from one panel to the next: more than a figure has
 REFERENCES = ("anchor", "overlaying", "matches", "xref", "yref", "xaxis", "yaxis")
 
 
-def by_rung(draw: Draw) -> Draw:
+PANELS = "One panel for each pair; tinted: replayed, not measured."
+
+
+def by_rung(draw: Draw, told: str = PANELS) -> Draw:
     """The same figure for rows of several pairs, a column `rung`: their panels side by side.
 
     Rows of one pair, or without it, are drawn as they are. What was replayed has another ground.
+    told: what the caption says of the panels.
     """
 
     def drawn(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         rungs = list(dict.fromkeys(rows["rung"])) if "rung" in rows else []
         if len(rungs) > 1:
             figs = [draw(rows[rows["rung"] == rung]) for rung in rungs]
-            return _side_by_side(figs, rungs, provenance)
+            return _side_by_side(figs, rungs, provenance, told)
         fig = draw(rows, provenance)
         if rungs and rungs[0].startswith(REPLAYED):
             title = fig.layout.title.text.replace("</b>", f"</b> ({rungs[0]})")
@@ -45,7 +49,9 @@ def by_rung(draw: Draw) -> Draw:
     return drawn
 
 
-def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: str) -> go.Figure:
+def _side_by_side(
+    figs: Sequence[go.Figure], rungs: Sequence[str], provenance: str, told: str
+) -> go.Figure:
     """One figure. Axis titles and legends stand once; what a legend says of one panel alone, such
     as where its peak is, stands there with the name of its pair.
     """
@@ -92,7 +98,7 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
     fig.layout.legend.y += LINE_PX / panels
     bottom, top = int(first.margin.b) - 10, int(first.margin.t) + LINE_PX * (1 + notes)
     room = {"top": top, "bottom": bottom, "left": int(first.margin.l)}
-    caption = f"{first.meta['caption']} One panel for each pair; tinted: replayed, not measured."
+    caption = f"{first.meta['caption']} {told}"
     return finish(fig, re.sub(r"</?b>", "", first.title.text), caption, provenance, panels, **room)
 
 

@@ -207,6 +207,9 @@ def explore(
             raise RunStoreError(f"{pick.name} holds no finished run.")
     shares = [min(pick.shares, key=lambda share: abs(share - llm_share)) for pick in chosen]
     tables = [make(pick, share) for pick, share in zip(chosen, shares)]
+    for pick, table in zip(chosen, tables):
+        if table.empty:
+            raise RunStoreError(f"{pick.name} has nothing that {name} draws.")
     named = [table.assign(pick=pick.name) for table, pick in zip(tables, chosen)]
     rows = pd.concat(named, ignore_index=True)
     if b is None:
@@ -225,7 +228,7 @@ def explore(
         tables = [pd.concat(pair, ignore_index=True) for pair in zip(tables, lacking)]
     if a.is_batches:  # heat maps over limits of their own
         sides = [table.assign(rung=side) for side, table in zip("AB", tables)]
-        figure = by_rung(draw)(pd.concat(sides), said)
+        figure = by_rung(draw, "One panel for each pick.")(pd.concat(sides), said)
     else:
         figure = overlaid(*(draw(table, said) for table in tables))
     words, differences = told or compared(a, b)
@@ -306,7 +309,7 @@ class ExplorerView(FigureView):
         self._offer_shares()
         table = HtmlText(layout=ipywidgets.Layout(max_height="220px", overflow="auto"))
         table.say("", tables=[runs_table(runs).reset_index()])
-        menus = {"A": self.first, "B, laid over A": self.second, "figure": self.name}
+        menus = {"A": self.first, "B, over A or beside it": self.second, "figure": self.name}
         rows = [table, *(labelled(*each) for each in menus.items()), self._share_row]
         parameters["runs_dir"] = str(runs_dir)
         super().__init__("10_explore", rows, self._drawings, parameters)
@@ -328,7 +331,7 @@ class ExplorerView(FigureView):
         return self.picks.get(self.second.value)
 
     def pin(self) -> str:
-        """What is A now is laid over whatever is picked as A next; returns what was pinned."""
+        """What is A now becomes B, over whatever is picked as A next; returns what was pinned."""
         self.second.value = self.first.value
         return f"pinned as B: {self.first.value}"
 

@@ -353,14 +353,14 @@ class LiveSearch:
                     ]
         with self._changed:
             rows, steps, tokens = np.array(self._rows), self._steps, self._tokens
-        state = self.state
+        state, search = self.state, self._search
         return Snapshot(
             state=state,
             seconds=self.seconds if self._thread else 0.0,
             phase=self._phase if state == "running" else "",
             steps=steps,
             tokens=tokens,
-            answered=self._search.progress.answered if self._search else 0,
+            answered=search.progress.answered if search else 0,
             problems=len(self.problems),
             target=target / arena.num_pages,
             actual=actual / arena.num_pages,

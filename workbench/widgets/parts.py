@@ -28,6 +28,8 @@ NOT_LIVE = (
     "The controls are shown in a live notebook (Jupyter, VS Code); the cells above show where they "
     "would start."
 )
+OF_USERS = {"uid", "visible", "selectedpoints", "dragmode", "hovermode", "selections"}
+"""What a user sets in a figure, which a redraw leaves as it is; uid: plotly's own."""
 MOST_REPLACED = 8
 """Replaced figures that stay open: one closed while the front end makes it is an error there."""
 
@@ -285,6 +287,6 @@ def redraw(shown: go.FigureWidget, drawn: go.Figure) -> bool:
             for name, value in new.to_plotly_json().items():
                 if name not in ("type", "template"):  # plotly passes over what is equal
                     old[name] = value
-            for name in old.to_plotly_json().keys() - new.to_plotly_json().keys() - {"uid"}:
+            for name in old.to_plotly_json().keys() - new.to_plotly_json().keys() - OF_USERS:
                 old[name] = None
     return True
