@@ -157,7 +157,7 @@ def test_strategies_with_each_number_of_beams_are_the_runs_of_a_plan_of_that_num
     config, full = sweep_config("full"), plan_of(StrategyPlan, "full")
     alone = {
         run.setting: run.fingerprint(IDENTITY)
-        for n, num_problems in ((4, 1072), (16, 640), (64, 320))
+        for n, num_problems in ((4, 1072), (16, 640), (64, 384))
         for run in strategy_runs(config, StrategyPlan(num_problems, (n,), 1))
     }
     together = {run.setting: run for run in strategy_runs(config, full)}

@@ -115,7 +115,7 @@ def test_a_tree_is_clicked_and_a_figure_of_stored_runs_follows_its_slider(open_n
     book.click_marker(tree, 0)
     assert book.wait(lambda: text.inner_text() != before)
     shot(book, "10_tree")
-    explorer = book.output("B, laid over A")
+    explorer = book.output("B, over A or beside it")
     explorer.locator("select").nth(2).select_option("prm_blocks")
     assert book.wait(lambda: "scheduling step" in explorer.inner_text())
     before = book.drawn(explorer)
