@@ -156,7 +156,7 @@ def split_runs(config: SweepConfig) -> list[RunSpec]:
 
 # -- plans: how much the other studies run; fields are called as their notebook's parameters --
 
-FROM_0 = ("depth_limits", "queue_problems", "repeats", "num_alone")
+FROM_0 = ("depth_limits", "queue_problems", "repeats", "num_alone", "surer")
 """Fields of plans that may be 0, or an empty list."""
 
 
@@ -236,13 +236,14 @@ class PolicyPlan(Plan):
 class StrategyPlan(Plan):
     """Every strategy with each of the numbers of beams. num_problems: one for all of these, or one
     for each, of a list that begins alike; the fewer, the nearer accuracy is to 1. What only votes
-    stays far from that, however many beams it has, and takes the most. num_seeds: the profile's
-    first so many.
+    stays far from that, however many beams it has, and takes the most. surer: problems of FAR with
+    MANY beams, for whom the others' are too few. num_seeds: the profile's first so many.
     """
 
     num_problems: int | tuple[int, ...] = 12
     beam_counts: tuple[int, ...] = (4, 16)
     num_seeds: int = 1
+    surer: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         Plan.__post_init__(self)  # slots leave super() no class
@@ -271,7 +272,7 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
     AblationPlan: {"full": AblationPlan(128, (4, 8, 16, 24, 32), 5, 2, 3, 0),
                    "thesis": AblationPlan(128, (4, 16), 5, queue_problems=0)},
     PolicyPlan: {"full": _POLICIES, "thesis": _POLICIES},
-    StrategyPlan: {"full": StrategyPlan((1072, 640, 384), (4, 16, 64), 1),
+    StrategyPlan: {"full": StrategyPlan((1072, 640, 384), (4, 16, 64), 1, (480, 512, 768)),
                    "thesis": StrategyPlan(128, (4, 16, 64), 5)},
 }  # fmt: skip
 
@@ -301,6 +302,8 @@ def changed(plan: Plan, parameters: Mapping[str, Any]) -> Any:
 # -- strategies --
 
 VOTE_ONLY = ("self_consistency",)  # without a PRM
+MANY, FAR = 64, ("beam_search", "lookahead", "ets")
+"""Strategies whose accuracy so many beams leave farthest from 1, where more problems tell it."""
 
 
 def strategy_runs(config: SweepConfig, plan: StrategyPlan) -> list[RunSpec]:
@@ -308,9 +311,14 @@ def strategy_runs(config: SweepConfig, plan: StrategyPlan) -> list[RunSpec]:
     problems are in flight: as many beams share the caches.
     """
     sizes, most = zip(plan.beam_counts, plan.problem_counts), max(plan.problem_counts)
+    surer = dict(zip(FAR, plan.surer))
 
     def run(seed: int, n: int, count: int, name: str) -> RunSpec:
-        own: Any = {"strategy": name, "n": n, "num_problems": most if name in VOTE_ONLY else count}
+        if name in VOTE_ONLY:
+            count = most
+        elif n >= MANY:
+            count = surer.get(name, count)
+        own: Any = {"strategy": name, "n": n, "num_problems": count}
         own["min_problem_batch"] = max(1, config.min_problem_batch * 16 // max(n, 16))
         own["beam_width"] = min(config.beam_width, n)
         return make_run(config, THESIS_SHARE, seed, setting=f"{name}-n{n}", **own)

@@ -418,7 +418,7 @@ def strategy_rows(study: Study) -> pd.DataFrame:
             if name in ONE_ROUND and levels != "all levels":
                 cells["seconds"] = np.nan  # a round's are divided evenly, whatever was sampled
             found = wilson(float(own["correct"].mean()), own["problem_id"].nunique())
-            best = str(right[n].mean().idxmax())
+            best = str(right[n].dropna().mean().idxmax())  # of the problems that all have
             ahead = (right[n][best] - right[n][name]).dropna()
             gap = bootstrap_mean(ahead, list(ahead.index))
             where: Row = {"strategy": name, "n": n, "levels": levels, "best": best}
