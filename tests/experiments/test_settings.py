@@ -158,7 +158,7 @@ def test_strategies_with_each_number_of_beams_are_the_runs_of_a_plan_of_that_num
     alone = {
         run.setting: run.fingerprint(IDENTITY)
         for n, num_problems in ((4, 1072), (16, 640), (64, 384))
-        for run in strategy_runs(config, StrategyPlan(num_problems, (n,), 1))
+        for run in strategy_runs(config, StrategyPlan(num_problems, (n,), 1, full.surer))
     }
     together = {run.setting: run for run in strategy_runs(config, full)}
     votes = {setting for setting in together if setting.startswith("self_consistency")}
@@ -166,6 +166,8 @@ def test_strategies_with_each_number_of_beams_are_the_runs_of_a_plan_of_that_num
         assert together[setting].fingerprint(IDENTITY) == alone[setting]
     assert len(together) == len(set(alone.values())) == 3 * len(STRATEGIES)
     assert {together[setting].config.num_problems for setting in votes} == {1072}
+    more = {name: together[f"{name}-n64"].config.num_problems for name in plans.FAR}
+    assert more == {"beam_search": 480, "lookahead": 512, "ets": 768}
     bar = wilson(0.5, 1072)
     assert bar.high - bar.low <= 0.06, "accuracy to 0.03 wherever it lies"
 
