@@ -143,7 +143,8 @@ def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_pa
     replayed = "optimisation_replayed"
     for name in ("optimisation.json", f"{replayed}.json", f"{replayed}.parquet"):
         shutil.copy(FOLDER / name, tmp_path)
-    shutil.copy(FOLDER / "memory_parts.parquet", tmp_path)
+    for ending in (".parquet", ".json"):
+        shutil.copy(FOLDER / f"memory_parts{ending}", tmp_path)
     rows = pd.read_parquet(FOLDER / "optimisation.parquet")
     rows = rows[rows["budget"] == rows["budget"].min()]
     bad = rows.iloc[[0]].assign(metric="infeasible", kv_share=0.9, value=float("nan"))

@@ -48,10 +48,12 @@ class Drawn:
     folder: Path
 
     def rows(self, name: str, rung: str = TINY) -> pd.DataFrame:
-        """Of a figure; where it has panels of several pairs, of one. LookupError if of none,
-        FileNotFoundError where it is not drawn.
+        """Of a figure those of one pair: of its panel, or all where it is of that pair alone.
+        LookupError if there are none, FileNotFoundError where it is not drawn.
         """
         rows = pd.read_parquet(self.folder / f"{name}.parquet")
+        if "rung" not in rows and (llm := self.parameters(name).get("llm")):
+            rows = rows.assign(rung=rung_of(llm))
         rows = rows[rows["rung"] == rung] if "rung" in rows else rows
         if rows.empty:
             raise LookupError(f"{name} has no rows of {rung}")
@@ -212,8 +214,8 @@ def cache_numbers(drawn: Drawn) -> Named:
         found[f"{name}Misses"] = " and ".join(told)
         events = drawn.rows("thrashing", rung), drawn.rows("lost_time", rung)
         found[f"{name}Thrash"] = judged.thrashing_in_words(*events)
-    for figure, name in (("miss_ratio", "tiny"), ("miss_ratio_replayed", "far")):
-        blame = judged.policy_or_size(drawn.rows(figure, REPLAYED))
+    for figure, rung in (("miss_ratio", TINY), ("miss_ratio_replayed", REPLAYED)):
+        blame, name = judged.policy_or_size(drawn.rows(figure, rung)), PAIRS[rung]
         found |= dict(zip((f"{name}Blame", f"{name}Policy"), blame))
     return found
 
@@ -290,8 +292,6 @@ def ablation_numbers(drawn: Drawn) -> Named:
 def strategy_numbers(drawn: Drawn) -> Named:
     """Which strategy answers most, by how much more than beam search, and on which levels."""
     rows = drawn.rows("search_strategies")
-    if rung_of(drawn.parameters("search_strategies")["llm"]) != TINY:
-        raise LookupError("the strategies are another pair's")
     most = rows[(rows["levels"] == "all levels") & (rows["n"] == rows["n"].max())]
     names = most["best"].iloc[0], "beam_search"
     best, beam = (most[most["strategy"] == name].iloc[0] for name in names)

@@ -413,12 +413,13 @@ def strategy_rows(study: Study) -> pd.DataFrame:
     rows = list[Row]()
     for levels, problems in by_levels(study).items():
         right: Any = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
+        most = {n: str(right[n].dropna().mean().idxmax()) for n in right.columns.unique("n")}
         for (n, name), own in problems.groupby(["n", "strategy"], sort=False):
             cells = {key: float(own[column].mean()) for key, column in sums.items()}
             if name in ONE_ROUND and levels != "all levels":
                 cells["seconds"] = np.nan  # a round's are divided evenly, whatever was sampled
             found = wilson(float(own["correct"].mean()), own["problem_id"].nunique())
-            best = str(right[n].dropna().mean().idxmax())  # of the problems that all have
+            best = most[n]  # on the problems that all have
             ahead = (right[n][best] - right[n][name]).dropna()
             gap = bootstrap_mean(ahead, list(ahead.index))
             where: Row = {"strategy": name, "n": n, "levels": levels, "best": best}

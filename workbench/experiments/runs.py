@@ -316,12 +316,12 @@ class RunTables:
         """Rows of one trace table of `runs` (default: its own), with columns llm_share, run_seed,
         setting, role and repeat.
         """
-        runs = self.runs if runs is None else runs
-        there = {column: sorted(set(runs.get(column, ()))) for column in ("llm_share", "seed")}
+        runs = known = self.runs if runs is None else runs
         for column, value in (("llm_share", llm_share), ("seed", seed)):
             if value is not None and len(runs):
                 runs = runs[(runs[column] - value).abs() < 1e-9]
         if runs.empty:
+            there = {name: sorted(set(known.get(name, ()))) for name in ("llm_share", "seed")}
             raise RunStoreError(
                 f"There is no finished run at llm_share={llm_share}, seed={seed}, only at {there}."
             )

@@ -217,8 +217,8 @@ def explore(
         return Drawing(figure, rows, f"{a.name}: {figure.layout.meta['caption']}", {})
     first, second = a.provenance.splitlines(), b.provenance.splitlines()
     where = [f" (share {share:.2f})" if name in AT_ONE_SHARE else "" for share in shares]
-    lines = [f"A{where[0]}: solid lines, plain bars. B{where[1]}: dotted lines, hatched bars."]
-    lines = ["A: left. B: right."] if a.is_batches else lines
+    looks = f"A{where[0]}: solid lines, plain bars. B{where[1]}: dotted lines, hatched bars."
+    lines = ["A: left. B: right." if a.is_batches else looks]
     lines += [f"A: {line}" for line in first if line not in second]
     lines += [f"B: {line}" for line in second if line not in first]
     said = "\n".join([*lines, *(line for line in first if line in second)])

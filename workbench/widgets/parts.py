@@ -284,9 +284,9 @@ def redraw(shown: go.FigureWidget, drawn: go.Figure) -> bool:
         return False
     with shown.batch_update():
         for old, new in zip((*shown.data, shown.layout), (*drawn.data, drawn.layout), strict=True):
-            for name, value in new.to_plotly_json().items():
+            given, had = new.to_plotly_json(), old.to_plotly_json().keys()
+            gone = dict.fromkeys(had - given.keys() - OF_USERS)
+            for name, value in (given | gone).items():
                 if name not in ("type", "template"):  # plotly passes over what is equal
                     old[name] = value
-            for name in old.to_plotly_json().keys() - new.to_plotly_json().keys() - OF_USERS:
-                old[name] = None
     return True
