@@ -21,6 +21,7 @@ import pytest
 
 from workbench.bench import doubts
 from workbench.bench.record import median_row
+from workbench.config import POLICIES
 from workbench.experiments.claims import (
     SMOL,
     harder_in_words,
@@ -67,11 +68,7 @@ LABELS = {
         "tokens_per_s": "generated tokens a second",
         "prm_over_ideal": "PRM tokens computed over those distinct within a problem",
     },
-    "memory": {
-        "equal_work_differs@2W": "turns of equal work differed by at most, KV memory 2 W",
-        "same_nodes": "nodes are the same under every policy and technique",
-        "arena_vs_dedicated": "two models in an arena against memory of their own",
-    },
+    "memory": {"arena_vs_dedicated": "two models in an arena against memory of their own"},
     "replay": {
         "events_identical": "every setting's replay has exactly the measured run's events",
         "throughput_mean_error@repeats": "error of replayed throughput against a measured run, "
@@ -133,16 +130,6 @@ GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"ours": "={}", "in process": "{}", "vLLM": "{}@vllm", "vLLM bf16": "{}@vllm-bfloat16",
          "llama.cpp, Q4_0": "{}@llama.cpp"},
     ),
-    "memory": (
-        {"0.5": "0.5 W", "1": "1 W", "2": "2 W"},
-        {"default policy": "=elastic_vs_best_static@{}W",
-         "over best static split": "elastic_vs_best_static@{}W",
-         "over static 0.3": "elastic_vs_static_0.3@{}W",
-         "default policy, all techniques": "=all_vs_baseline@{}W",
-         "over best static split without": "all_vs_best_static@{}W",
-         "over static 0.3 without": "all_vs_baseline@{}W",
-         "over static 0.3 with all": "all_vs_static_0.3_all@{}W"},
-    ),
 }  # fmt: skip
 """What the README shows of a record as a grid: its rows, its columns, and the row of the record at
 both; = shows our value, the others the ratio to the peer."""
@@ -152,9 +139,7 @@ HEADS = {  # of the records that the README shows; RESULTS.md has all
     "search_systems": "**Whole systems** on SmolLM2-135M in both roles.",
     "serve_smollm2": "**Serving** SmolLM2-135M; *in process*: the same requests given to the "
     "engine without a server.",
-    "memory": "**Two models in one memory** (W: [Terms](#terms)). *All techniques* are the four of "
-    "[One memory for both models](#one-memory-for-both-models); *with*, *without*: the static "
-    "split has them, or none.",
+    "memory": "**An arena** for two models; which policy shares its memory best stands above.",
     "replay": "**Replay** against runs on this machine.",
     "gpu/engine-1b": "**On a GPU**: Llama 3.2 1B's shapes, random weights.",
     "gpu/reenact": "**1B + 8B in 24 GiB**, every token of a replayed search computed.",
@@ -170,10 +155,8 @@ READING = (
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
     "turn (of whole systems: one after the other); so it need not be the quotient of the two "
-    "values that stand beside it. Of searches that share one memory (KV memory 0.5, 1, 2 W) it is "
-    "the mean over seeds of all turns, the rates are of all. Spread: ± is half the range of the "
-    "middle half of the repeats, of three half the range of all; of two both are named; the rest "
-    "say what they are."
+    "values that stand beside it. Spread: ± is half the range of the middle half of the repeats, "
+    "of three half the range of all; of two both are named; the rest say what they are."
 )
 
 
@@ -227,7 +210,7 @@ def shown(row: dict[str, Any]) -> str:
         return str(row["unit"])
     if row["name"].startswith(("throughput_mean", "throughput_worst", "measured_spread")):
         return f"{100 * row['value']:.1f} %"
-    if row["name"].endswith(("events_identical", "same_nodes")):
+    if row["name"].endswith("events_identical"):
         return "yes" if row["value"] == 1 else "no"
     return number(row["value"], row["unit"])
 
@@ -235,7 +218,7 @@ def shown(row: dict[str, Any]) -> str:
 def between(row: dict[str, Any], record: str) -> str:
     """The interval or spread of a row of a record as text."""
     if isinstance(row["spread"], list):
-        extremes = row["name"].endswith(("W", "resplit_p95_ms"))  # at a KV memory of so many W
+        extremes = row["name"].endswith("resplit_p95_ms")
         extremes |= record.startswith(("serve_", "search_systems"))
         kind = "least, most" if extremes else "95 %"
         low, high = (number(bound, "fraction") for bound in row["spread"])
@@ -407,7 +390,9 @@ def identity(found: dict[str, Any]) -> list[str]:
     ]
     same = sum(r["value"] == 1 for r in others)
     preempted = sum(r["value"] for r in rows if r["name"].startswith("preemptions@"))
-    partial = sum(r["name"].endswith(",partial") for r in others)
+    partial = sum(",partial" in r["name"] for r in others)
+    policies = sum(any(f"@{name}," in r["name"] for name in POLICIES) for r in others)
+    both = sum(",techniques" in r["name"] for r in others)
     sets = [r["name"].partition("isa_")[2] for r in others if "isa_" in r["name"]]
     host = found["isa"].upper()
     forced = f", one of them under {sets[0].upper()} on a host with {host}," if sets else ""
@@ -415,7 +400,8 @@ def identity(found: dict[str, Any]) -> list[str]:
         f"`workbench bench identity{chosen}`: {same} of {len(others)} further settings of memory "
         f"split, batch, chunk and block size{forced} gave the same search as the first, token by "
         f"token and score by score ({others[0]['repeats']:,} nodes each; {preempted:,.0f} "
-        f"preemptions in all), {partial} of them with partly filled blocks reused; {mark(found)}.",
+        f"preemptions in all), {partial} of them with partly filled blocks reused, {policies} "
+        f"under a policy, {both} with all techniques; {mark(found)}.",
         "",
     ]
 
@@ -503,34 +489,77 @@ def no_loss_up_to() -> int:
     return int(rows[rows["loss_high"] < 0.005]["setting"].astype(int).max())
 
 
+def policies() -> list[str]:
+    """Notebook 08's figure as a table: at each budget times the best static split's throughput."""
+    content = committed("figures/optimisation.parquet")
+    if content is None:
+        return []
+    origin = json.loads(committed("figures/optimisation.json") or b"{}")
+    rows = pd.read_parquet(io.BytesIO(content))
+    rates = rows[rows["metric"] == "tokens_per_s"].set_index("setting")
+    columns = {"static 0.3": "static_0.3/none", "default policy": "marginal_value/none",
+               "static 0.3, all techniques": "static_0.3/all",
+               "default policy, all techniques": "marginal_value/all"}  # fmt: skip
+    heads = ["KV memory", "best static split", *columns]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for budget, own in rates.groupby("budget"):
+        best = own[(own["policy"] == "static") & (own["technique"] == "none")]["value"]
+        label = best.idxmax().split("/")[1].replace("_", " ")
+        cells = [f"{budget:g} W", f"{label}: {best.max():,.0f} tokens/s"]
+        for name in columns.values():
+            value, low, high = own.loc[f"{budget:g}W/{name}", ["value", "low", "high"]] / best.max()
+            ends = "the same work" if low == high else f"{low:.2f} to {high:.2f}"
+            cells.append(
+                "itself" if f"{budget:g}W/{name}" == best.idxmax() else f"{value:.2f}x ({ends})"
+            )
+        lines.append(f"| {' | '.join(cells)} |")
+    same = rows.loc[rows["metric"] == "same", "value"] == 1
+    return [
+        "**Two models in one memory** on the embedded pair (notebook 08; W: [Terms](#terms)): "
+        "times the throughput of the best static split tried, with its 95 % interval. *All "
+        "techniques* are the four of [One memory for both models](#one-memory-for-both-models).",
+        "",
+        f"{' '.join(origin['parameters']['provenance'].splitlines()[1:-1])} Commit "
+        f"{origin['git']['commit'][:12]}.",
+        "",
+        *lines,
+        "",
+        f"In {same.sum()} of {len(same)} settings every node has the tokens and the score that it "
+        "has with memory uncapped.",
+        "",
+    ]
+
+
 def strategies() -> list[str]:
     """Notebook 11's figure as a table; nothing where its rows have no verdicts."""
     content = committed("figures/search_strategies.parquet")
     if content is None or "alike" not in (rows := pd.read_parquet(io.BytesIO(content))):
         return []
     origin = json.loads(committed("figures/search_strategies.json") or b"{}")
-    (searched,) = re.findall(r"Searched: (.*)\.", origin["parameters"]["provenance"])
+    told = origin["parameters"]["provenance"]
+    (searched,) = re.findall(r"Searched: (.*)\.", told)
+    (ran,) = re.findall(r"beam width \d+; (.*)\.", told)
+    ran += "" if "commits" in ran else f"; commit {origin['git']['commit'][:12]}"
     own = rows[rows["levels"] == "all levels"]
-    spent = own.groupby("n")["tokens"].median()
-    heads = [f"n = {n}: {tokens:,.0f} LLM tokens a problem" for n, tokens in spent.items()]
+    heads = [f"n = {n}" for n in sorted(own["n"].unique())]
     lines = ["|  | " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + 1)]
     for name, each in own.groupby("strategy", sort=False):
         cells = [
-            f"{row.value:.3f} ({row.low:.3f} to {row.high:.3f}); {row.prm_tokens:,.0f} PRM tokens, "
-            f"{row.seconds:.2f} s"
+            f"{row.value:.3f} ({row.low:.3f} to {row.high:.3f}); {row.tokens:,.0f} + "
+            f"{row.prm_tokens:,.0f} tokens, {row.seconds:.2f} s"
             for row in each.sort_values("n").itertuples()
         ]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    told = [f"n = {n}: {line}" for n, line in ranked_strategies(rows)["all levels"].items()]
+    best = [f"n = {n}: {line}" for n, line in ranked_strategies(rows)["all levels"].items()]
     return [
-        "**Strategies** on the embedded pair (notebook 11): accuracy with its 95 % interval.",
+        "**Strategies** on the embedded pair (notebook 11): accuracy with its 95 % interval; what "
+        "a problem takes: tokens that the LLM samples and the PRM computes, and seconds.",
         "",
-        f"{searched}; {describe(origin['machine'])}; commit {origin['git']['commit'][:12]}. "
-        "Lookahead samples more tokens than the others, those of its rollouts.",
+        f"{searched}; {ran}. Lookahead samples rollouts, too.",
         "",
         *lines,
         "",
-        f"Most accurate, compared problem by problem: {'; '.join(told)}. {harder_in_words(rows)}.",
+        f"Most accurate, compared problem by problem: {'; '.join(best)}. {harder_in_words(rows)}.",
         "",
     ]
 
@@ -571,7 +600,7 @@ def results() -> str:
             lines += [head, ""] + (grid(name, found[name]) if name in GRIDS else [])
         if name in found and name in LABELS:  # below a grid it needs no heading
             lines += table(name, found[name])[2 if name in GRIDS else 0 :]
-        lines += strategies() if name == "search" else []
+        lines += [*strategies(), *policies()] if name == "search" else []
     for name in ("identity", "identity_smollm2"):
         lines += identity(found[name]) if name in found else []
     lines += mechanisms()

@@ -103,16 +103,24 @@ def test_what_is_written_is_read_back_the_same(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_a_whole_one_of_this_schema_is_refused(tmp_path, monkeypatch) -> None:
-    """Foreign, missing and cut files, and another schema version, which is named beside ours."""
+    """Foreign, missing, cut and damaged ones, and another schema, which is named beside ours."""
     path, foreign = tmp_path / "steps.parquet", tmp_path / "foreign.parquet"
     recorded().steps.to_parquet(foreign)
     whole = write_table(recorded().steps, path).read_bytes()
     assert pq.read_schema(path).metadata[b"workbench_schema_version"] == b"1"
     (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    plain = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(pq.read_table(path), where := tmp_path / "damaged.parquet", **plain)
+    column = pq.ParquetFile(where).metadata.row_group(0).column(3)  # seconds
+    damaged = bytearray(where.read_bytes())
+    damaged[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    where.write_bytes(damaged)
+    assert len(pq.read_table(where)), "what nothing but its checksum tells"
     for name, said in (
         ("foreign", "schema version none"),
         ("nothing", "missing"),
         ("cut", "no readable Parquet"),
+        ("damaged", "no readable Parquet"),
     ):
         with pytest.raises(RunStoreError, match=said):
             read_table(tmp_path / f"{name}.parquet")

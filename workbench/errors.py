@@ -70,7 +70,8 @@ class NotebookError(WorkbenchError, RuntimeError):
     """A notebook stopped at a cell that failed; the cell is named, and what was written by then."""
 
 
-def nearest(given: str, known: list[str] | tuple[str, ...]) -> str:
+def nearest(given: object, known: list[str] | tuple[str, ...]) -> str:
     """` Did you mean 'x'?` when a known name is close to the given one, else an empty text."""
-    close = get_close_matches(given, known, n=1, cutoff=0.5)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    lower = {name.lower(): name for name in known}
+    close = get_close_matches(str(given).lower(), lower, n=1, cutoff=0.5)
+    return f" Did you mean {lower[close[0]]!r}?" if close else ""

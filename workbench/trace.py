@@ -310,12 +310,12 @@ def write_atomically(content: pa.Table, path: str | os.PathLike[str]) -> Path:
 
 
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read one table; RunStoreError if missing, no Parquet, or of another schema version."""
+    """Read one table; RunStoreError if missing, damaged, or of another schema version."""
     import pyarrow as pa  # noqa: PLC0415 - slow
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        content = pq.read_table(path)
+        content = pq.read_table(path, page_checksum_verification=True)
     except FileNotFoundError as error:
         raise RunStoreError(f"{path} is missing; the run is incomplete: run it again.") from error
     except (pa.ArrowException, OSError) as error:

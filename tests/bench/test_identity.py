@@ -18,6 +18,7 @@ SETTINGS = (
     Setting(0.3, 64, 16),
     Setting(0.08, 16, 16, 256, reuse_partial_blocks=True),
     Setting(None, 64, 8, 256, tokens=1024),  # so few that requests are preempted
+    Setting(0.3, 64, 16, policy="marginal_value", total_memory="40MiB", techniques=True),
 )
 
 
@@ -33,7 +34,7 @@ def test_six_problems_are_searched_alike_whatever_the_split_blocks_and_preemptio
     assert {problem for problem, _ in tree} == {each.id for each in sweep_problems(WORKLOAD)}
     same = [row for name, row in rows.items() if name.startswith("identical@")]
     others = [name for name in host_sets() if name != ISA.name]
-    assert [row.value for row in same] == [1.0] * (2 + len(others))
+    assert [row.value for row in same] == [1.0] * (3 + len(others))
     assert [f"identical@isa_{name}" in rows for name in others] == [True] * len(others)
     assert same[0].repeats == rows[f"base@{SETTINGS[0].name}"].value == len(tree) > 100
     assert rows[f"preemptions@{SETTINGS[2].name}"].value > 0
@@ -56,7 +57,7 @@ def test_smollm2_searches_the_same_tree_whatever_the_split_batch_and_blocks():
     """Guards batch-invariant arithmetic at the size of a real model."""
     sizes = {"n": 4, "max_depth": 3, "max_step_tokens": 12, "max_model_len": 1024}
     workload = make_workload("smollm2-135m", None, str(MATH), 1, total_memory="2GiB", **sizes)
-    settings = [*REAL_SETTINGS[:2], replace(REAL_SETTINGS[-1], tokens=1024)]
+    settings = [*REAL_SETTINGS[:2], replace(REAL_SETTINGS[4], tokens=1024), REAL_SETTINGS[-1]]
     rows = {row.name: row.value for row in compare(workload, settings)}
     same = [value for name, value in rows.items() if name.startswith("identical")]
-    assert same[:2] == [1.0] * 2 and set(same) == {1.0}
+    assert same[:3] == [1.0] * 3 and set(same) == {1.0}

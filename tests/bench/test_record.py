@@ -39,11 +39,11 @@ def test_a_record_has_the_contract_s_keys_and_fields(tmp_path):
 
 def test_one_part_alone_is_refused_where_it_cannot_be(tmp_path, capsys):
     """Before anything is measured: an unknown part, and a record that was made otherwise."""
-    assert main(["bench", "memory", "--part", "arenas"]) == 2
-    assert "starts, arena, sharing" in capsys.readouterr().err
-    file = write_record(record("memory", [], {}), tmp_path / "m.json")
-    assert main(["bench", "memory", "--part", "arena", "--json", str(file)]) == 2
-    assert "name another file" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["bench", "serve", "--part", "arenas"]) == 2
+    assert "distinct, shared, two" in capsys.readouterr().err
+    file = write_record(record("serve", [], {"part": "distinct"}), tmp_path / "m.json")
+    assert main(["bench", "serve", "--part", "shared", "--json", str(file)]) == 2
+    assert "is of --part distinct; name another file" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_part_measured_again_is_counted_in_the_record(tmp_path):
@@ -155,9 +155,6 @@ def test_every_bench_says_how_it_was_run(name):
     if name in ("search", "identity"):
         real = mode_of(module, settings | {"llm": "smollm2-135m"})
         assert (mode["prm"], real["prm"]) == ("tiny-prm", "smollm2-135m")
-    if name == "memory":
-        assert "kv_shares" in mode
-        assert "kv_shares" not in mode_of(module, settings | {"model": "smollm2-135m"})
 
 
 def test_a_ratio_is_the_median_of_paired_ratios_not_the_ratio_of_medians():

@@ -6,7 +6,7 @@ import pytest
 
 from workbench.bench import search
 from workbench.bench.record import Row
-from workbench.bench.search import make_workload, real_rows, tiny_rows
+from workbench.bench.search import make_workload, tiny_rows
 
 MATH = Path(__file__).parent.parent / "data" / "math500_sample.json"
 
@@ -62,14 +62,3 @@ def test_a_model_of_true_size_searches_math_problems_with_itself_as_reward():
     assert (mode["system_prompt"], found.prm_format) == (search.PROMPT, "rlhflow")
     assert make_workload("tiny-solver").prm == "tiny-prm"
     assert make_workload("smollm2-135m", "tiny-prm").prm == "tiny-prm"
-
-
-def test_search_rows_stand_beside_a_run_without_caches(monkeypatch):
-    """Guards names and meaning of the rows: more PRM tokens are computed without its caches."""
-    monkeypatch.setattr(search, "KV_MEMORY", "16MiB")
-    tiny = make_workload("tiny-solver", limit=2, n=4, beam_width=2, max_depth=3)
-    rows = {row.name: row for row in real_rows(tiny)}
-    assert list(rows) == ["search_tiny", "search_tokens_tiny", "prm_tokens_saved_tiny"]
-    assert rows["prm_tokens_saved_tiny"].value > 1
-    assert rows["search_tiny"].peer == search.WITHOUT
-    assert rows["search_tiny"].unit == "problems/min"

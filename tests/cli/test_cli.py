@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +112,11 @@ def test_runs_travel_by_export_and_import(tmp_path, stored, capsys):
     assert main(["runs", "import", archive, *there]) == 0
     assert "0 runs stored, 2 were there already" in capsys.readouterr().out
     assert main(["runs", "import", str(tmp_path / "none.tar"), *there]) == 2
+    light = tmp_path / "light.tar.gz"
+    assert main(["runs", "export", str(light), "--light", "--runs", str(tmp_path)]) == 0
+    assert light.stat().st_size < Path(archive).stat().st_size
+    assert main(["runs", "import", str(light), *there]) == 0
+    assert "0 runs stored, 2 were there already" in capsys.readouterr().out, "as far as it goes"
 
 
 @pytest.fixture

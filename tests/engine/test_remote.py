@@ -14,7 +14,7 @@ from tests.engine.conftest import search
 from tests.serving.conftest import SMALL, require_idle, running
 from workbench import Engine, RemoteEngine, SamplingParams
 from workbench.engine.remote import PROBE
-from workbench.errors import ConfigError, ModelError, PromptError, RemoteError
+from workbench.errors import ConfigError, ModelError, PromptError, RemoteError, StepError
 from workbench.models.registry import EMBEDDED
 from workbench.tokenizer import Tokenizer
 
@@ -136,6 +136,32 @@ def test_a_closed_engine_says_so(service):
     assert threading.active_count() == before and not engine.has_work
     with pytest.raises(ConfigError, match="closed"):
         engine.add(PROMPT, GREEDY)
+
+
+@pytest.mark.parametrize("what", ["close", "abort"])
+def test_another_thread_that_drops_requests_wakes_all_who_wait_for_them(what):
+    """generate() then raises a StepError, and neither waits for ever nor raises a KeyError."""
+    raised = []
+
+    def wait():
+        try:
+            engine.generate([PROMPT], FOUR)
+        except StepError as error:
+            raised.append(str(error))
+
+    with served(Fake(5.0)) as engine:
+        threads = [threading.Thread(target=wait, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while len(engine._pending) < len(threads):
+            time.sleep(0.01)
+        for number in range(2) if what == "abort" else ():
+            engine.abort(number)
+        if what == "close":
+            engine.close()
+        for thread in threads:
+            thread.join(timeout=4)
+    assert len(raised) == 2 and all("1 of 1 requests to Remote" in told for told in raised)
 
 
 # -- servers that fail --

@@ -80,6 +80,9 @@ def test_tables_agree_with_the_row_and_with_each_other(sweep):
             own = steps[steps["engine"] == role]
             assert len(own) == row[f"{role}_steps"]
             assert all(own[name].sum() == row[f"{role}_{name}"] for name in execute.COUNTS)
+            assert row[f"{role}_blocks_peak"] == own["blocks_active"].max() > 0
+            asked = requests[(requests["engine"] == role) & requests["scheduled_s"].notna()]
+            assert row[f"{role}_look_ups"] == len(asked) + asked["preemptions"].sum()
             total = own[["blocks_active", "blocks_cached", "blocks_free"]].sum(axis=1)
             assert (total == row[f"{role}_blocks"]).all()
         both = pd.concat([steps, sweep.table("spans", llm_share=share)])

@@ -93,15 +93,15 @@ def test_marks_say_from_where_on_a_model_computes_again_what_it_gave_up(sweep, m
     plots.memory_split(rows)
 
 
-def admitted(spec):
-    """Of three requests one is never admitted, two again; self-consistency asks no PRM."""
-    run, scored = fake_result(spec), spec.config.strategy != "self_consistency"
-    asked = {"engine": ["llm", "llm", "prm"], "scheduled_s": [0.1, np.nan, 0.2]}
-    requests = pd.DataFrame(asked).assign(run_id="", preemptions=[1, 0, 3])
-    steps = run.tables["steps"].assign(thrash_events=1)
-    both = {"steps": steps, "requests": requests}
-    own = {name: table[scored | (table["engine"] == "llm")] for name, table in both.items()}
-    return replace(run, tables={**run.tables, **own})
+def counted(spec):
+    """Half the blocks are active at most; self-consistency asks no PRM."""
+    run, cells = fake_result(spec), dict[str, int]()
+    for engine, look_ups in (("llm", 2), ("prm", 4)):
+        scale = engine == "llm" or spec.config.strategy != "self_consistency"
+        own = {"hit_tokens": 480, "query_tokens": 600, "thrash_events": 6, "look_ups": look_ups}
+        own["blocks_peak"] = run.measured[f"{engine}_blocks"] // 2
+        cells |= {f"{engine}_{name}": scale * value for name, value in own.items()}
+    return replace(run, measured={**run.measured, **cells})
 
 
 def carried_out(config, plan, place, run):
@@ -113,7 +113,7 @@ def carried_out(config, plan, place, run):
 def test_strategies_are_compared_over_all_levels_and_over_the_easier_and_the_hard_ones(tmp_path):
     """Accuracy and tokens of each strategy and number of beams; problems, not seeds, are trials."""
     config, plan = sweep_config("quick", n=4, seeds=(0, 1)), StrategyPlan(10, (4, 8), 2)
-    study = carried_out(config, plan, tmp_path, admitted)
+    study = carried_out(config, plan, tmp_path, counted)
     rows = views.strategy_rows(study)
     assert len(rows) == 3 * 2 * len(STRATEGIES) == rows.drop_duplicates().shape[0]
     found = rows[(rows["strategy"] == "dvts") & (rows["n"] == 8)].set_index("levels")
@@ -131,7 +131,7 @@ def test_strategies_are_compared_over_all_levels_and_over_the_easier_and_the_har
 
 def searched(spec):
     """With 8 beams all is right; with 4 of DVTS all, else all but 1 (beam), 4 (ETS), or half."""
-    run, k = admitted(spec), np.arange(spec.config.num_problems)
+    run, k = counted(spec), np.arange(spec.config.num_problems)
     some = {"dvts": k >= 0, "beam_search": k > 0, "ets": k > 3}
     right = some.get(spec.config.strategy, k % 2 == 0)
     problems = run.tables["problems"].assign(correct=right | (spec.config.n == 8))
@@ -175,6 +175,8 @@ def test_more_compute_where_it_is_hard_is_told_with_where_both_begin(strategies)
     begin = easier[easier["n"] == 4]["value"].mean()
     assert "hard? Not shown: from n = 4 to 8" in words
     assert f"at levels to 3, from {begin:.2f}, and" in words
+    righted = 100 * easier["gain"].iloc[0] / (1 - begin)
+    assert f"Of the wrong answers these are about {righted:.0f} % and " in words
     shown = rows.assign(chance=0.01, gain_low=0.1)
     assert "hard? Yes: from" in claims.harder_in_words(shown)
     less = claims.harder_in_words(shown.assign(gain_low=-1.0, gain_high=-0.1))
@@ -195,7 +197,7 @@ def test_what_a_strategy_does_to_both_caches_is_counted_over_its_runs(strategies
     row = rows.iloc[0]
     assert row[["llm_hits", "prm_hits"]].tolist() == [0.8, 0.8]
     assert row[["llm_peak", "prm_peak"]].tolist() == pytest.approx([0.5, 0.5], rel=0.01)
-    assert row["llm_thrash"] == 1000 * 6 / 2, "one was admitted twice, one never"
+    assert row["llm_thrash"] == 1000 * 6 / 2
     assert row["prm_thrash"] == 1000 * 6 / 4
     alone = rows[rows["strategy"] == "self_consistency"].iloc[0]
     assert alone["llm_hits"] == 0.8 and alone[["prm_peak", "prm_hits", "prm_thrash"]].isna().all()
@@ -409,14 +411,23 @@ def test_what_thrashing_costs_is_one_sentence(sweep, lost):
 
 
 def test_sameness_of_the_recorded_pair_is_its_records(tmp_path) -> None:
-    """Of the committed record; one setting that differs fails; none is no verdict."""
+    """Of the committed record; one setting that differs fails; without policies it is untested."""
     claim = claims.identical_claim()
-    assert claim.verdict == claims.HOLDS and "under 5 of 5 further settings" in claim.number
+    assert claim.verdict == claims.UNTESTED, "of policies and techniques, which it has not"
+    assert "under 5 of 5 further settings" in claim.number
+    assert ", 0 of them of a policy and 0 with all techniques, with" in claim.number
+    names = ("identical@share", "identical@phase_aware,1200MiB,techniques")
+    rows = [{"name": name, "value": 1.0} for name in (*names, f"preemptions{names[1][9:]}")]
+    (tmp_path / "record.json").write_text(json.dumps({"rows": rows}))
+    claim = claims.identical_claim(tmp_path / "record.json")
+    assert claim.verdict == claims.HOLDS and "1 of them of a policy and 1 with all" in claim.number
     rows = [{"name": f"identical@{k}", "value": value} for k, value in enumerate((1.0, 0.99))]
     (tmp_path / "record.json").write_text(json.dumps({"rows": rows}))
     claim = claims.identical_claim(tmp_path / "record.json")
     assert claim.verdict == claims.FAILS and "under 1 of 2" in claim.number
-    assert claims.identical_claim(tmp_path / "none.json").verdict == claims.UNTESTED
+    (tmp_path / "record.json").write_text(json.dumps({"rows": rows[:1]}))
+    for name in ("record", "none"):
+        assert claims.identical_claim(tmp_path / f"{name}.json").verdict == claims.UNTESTED
 
 
 def test_the_page_of_claims_is_what_the_committed_rows_say():

@@ -135,6 +135,17 @@ def test_runs_arrive_as_they_left_and_a_second_time_change_nothing(
     assert not (there / name).exists()
 
 
+def test_a_light_archive_has_what_each_run_brought_and_says_what_it_lacks(tmp_path, two_runs):
+    archive, there = tmp_path / "runs.tar.gz", tmp_path / "there"
+    run_store.export_runs(two_runs, archive, light=True)
+    run_store.import_runs(archive, there)
+    for table in ("runs", "problems"):
+        left, arrived = (run_store.load_table(root, table) for root in (tmp_path / "here", there))
+        pd.testing.assert_frame_equal(left, arrived)
+    with pytest.raises(RunStoreError, match=r"seed0-.* has no steps: it came in a light archive"):
+        run_store.load_table(there, "steps")
+
+
 def test_a_different_run_of_the_same_name_is_never_overwritten(tmp_path, two_runs):
     run_store.export_runs(two_runs, tmp_path / "runs.tar")
     there = tmp_path / "there"

@@ -7,7 +7,7 @@ import pytest
 from workbench.core import SamplingParams, Tag
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, OutOfMemory, RecordingError
-from workbench.replay.answers import Answers
+from workbench.replay.answers import Answers, RecordedPRM, RecordedScores
 from workbench.replay.cost import MeteredCost
 from workbench.replay.simulator import Costs, events, replay, settings_of
 from workbench.search.prm import PRM
@@ -153,5 +153,11 @@ def test_what_was_not_recorded_is_refused(measured) -> None:
     engine = replay(measured.answers, free_of_charge()).llm
     with pytest.raises(RecordingError, match="node '9/9'"):
         engine.add([1, 2], SamplingParams(), tag=Tag("nobody", "9/9"))
+    first = measured.recording.problems[0]
+    scores = RecordedScores(RecordedPRM(None, measured.recording), first, measured.answers, None)
+    with pytest.raises(
+        RecordingError, match=f"no score of 1 steps of problem {first.problem.id!r}"
+    ):
+        scores.has_room(("Nobody said this.",))
     settings = settings_of(measured.recording.llm, {"block_size": 8})
     assert settings.num_blocks == 80, "the memory stays when the block size changes"

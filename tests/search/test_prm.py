@@ -75,7 +75,7 @@ def test_white_space_takes_its_parents_score(scores):
 
 
 def test_a_shared_cache_knows_problem_and_prm(prm):
-    """Another problem, or another PRM, finds nothing; the same problem finds all."""
+    """Another problem, though of that id, or another PRM finds nothing; the same one finds all."""
     cache = ScoreCache()
     first = ProblemScores(prm, PROBLEM, cache)
     answer(first, first.requests([beam("a\n\n", "b")]))
@@ -83,8 +83,8 @@ def test_a_shared_cache_knows_problem_and_prm(prm):
     again = ProblemScores(prm, PROBLEM, cache)
     assert again.requests([beam("a\n\n", "b")]) == []
     assert again.replies([beam("a\n\n", "b")]) == first.replies([beam("a\n\n", "b")])
-    other = ProblemScores(prm, Problem("q", "How?"), cache)
-    assert len(other.requests([beam("a\n\n", "b")])) == 1
+    for other in (Problem("q", "How?"), Problem(PROBLEM.id, "Why?")):
+        assert len(ProblemScores(prm, other, cache).requests([beam("a\n\n", "b")])) == 1
     prm.fingerprint = "another"
     assert len(ProblemScores(prm, PROBLEM, cache).requests([beam("a\n\n", "b")])) == 1
 

@@ -123,6 +123,23 @@ def test_engines_record_to_their_own_whichever_searches_interrupts_left_in_them(
             assert (prm.recorder, prm.trace_name) == (None, "")
 
 
+def test_a_recording_that_cannot_be_written_leaves_the_answers(given, tmp_path):
+    """As on a full disk: the note says which of the two is lost."""
+
+    where = tmp_path / "there" / "search.parquet"
+
+    def stop(progress):
+        if progress.answered:
+            where.parent.touch()  # no folder
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_search(load_problems("tiny", limit=4), on_round=stop, record=where, **given())
+    (note,) = caught.value.__notes__
+    assert len(caught.value.result.problems) and "see .result" in note
+    assert "no recording is written: " in note
+
+
 @pytest.mark.parametrize("what", ["interrupt", "on_round", "engine", "none answered"])
 def test_what_ends_a_search_has_the_problems_answered_before(given, what):
     """Each as the whole search has it, its trace too; the engines go on as if nothing had been."""

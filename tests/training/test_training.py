@@ -10,9 +10,12 @@ pytest.importorskip("transformers")
 
 import transformers
 
+from workbench import PRM, BestOfN, Engine, load_problems, run_search
 from workbench.errors import ConfigError
+from workbench.search.prm import ScoreCache
 from workbench.tokenizer import Tokenizer
 from workbench.training import corpus
+from workbench.training.card import sampled_steps
 from workbench.training.corpus import build_tokenizer, system_prefix, training_solutions
 from workbench.training.training import IGNORED, prm_example, solver_example, train_tiny, widened
 
@@ -100,3 +103,13 @@ def test_an_unknown_model_or_a_missing_solver_is_refused(tmp_path):
         train_tiny(tmp_path, 1.0, models=("tiny-poet",))
     with pytest.raises(ConfigError, match="train both"):
         train_tiny(tmp_path, 1.0, models=("tiny-prm",))
+
+
+def test_the_card_reads_the_score_of_every_step_from_the_search_s_cache():
+    """By the cache's own key; none found would leave its AUC without a step."""
+    llm, judge = (Engine(name, num_blocks=400) for name in ("tiny-solver", "tiny-prm"))
+    prm, cache = PRM(judge), ScoreCache()
+    given = {"llm": llm, "prm": prm, "score_cache": cache}
+    samples = run_search(load_problems("tiny", 2), strategy=BestOfN(n=2), **given)
+    steps = [*sampled_steps(samples, llm, prm, cache)]
+    assert len(steps) >= 4 and all(0 <= step["score"] <= 1 for step in steps)

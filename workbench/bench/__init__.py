@@ -11,6 +11,7 @@ import inspect
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -33,23 +34,25 @@ _GPU = "kernels/triton"  # of records made on a machine with a GPU only
 _KERNELS = (*(f"kernels/{n}.py" for n in ("__init__", "isa", "quantised", "reference")),
             "kernels/cpu", _GPU)  # fmt: skip
 _ENGINE = ("core.py", "config.py", "host.py", *_KERNELS, *(f"kvcache/{n}.py" for n in (
-           "manager", "pool", "storage")), "models", "engine", "bench/record.py")  # fmt: skip
+           "manager", "pool", "storage")), "models", *(f"engine/{n}.py" for n in ("engine",
+           "executor", "memory", "requests", "sampling", "scheduler", "static_batch")),
+           "bench/record.py")  # fmt: skip
 _SEARCH = (*_ENGINE, "kvcache", "tokenizer.py", "trace.py", "search", "experiments/execute.py",
            "experiments/memory.py", "experiments/settings.py", "experiments/statistics.py",
            "bench/search.py")  # fmt: skip
-_BESIDE = ("beside", "engine", "peers", "serve")
+_BESIDE = (*(f"engine/{n}.py" for n in ("foreign", "remote")),
+           *(f"bench/{n}.py" for n in ("beside", "engine", "peers", "serve")))  # fmt: skip
 _REPLAY = tuple(f"replay/{n}.py" for n in ("answers", "cost", "devices", "miss_ratio", "simulator",
                                            "what_if", "workload"))  # fmt: skip
-_STUDY = tuple(f"experiments/{n}.py" for n in ("plans", "study", "rows", "statistics"))
 SOURCES = {
     "engine": (*_ENGINE, *(f"bench/{n}.py" for n in ("engine", "kernels", "ceilings", "peers"))),
     "kernels": (*_ENGINE, "bench/kernels.py"),
-    "search": (*_SEARCH, *(f"bench/{n}.py" for n in _BESIDE)),
-    "identity": (*_SEARCH, "bench/identity.py"),
+    "search": (*_SEARCH, *_BESIDE),
+    "identity": (*_SEARCH, "experiments/plans.py", "bench/identity.py"),
     "prm": (*_SEARCH, "training/corpus.py", "bench/prm.py"),
     "serve": (*_SEARCH, "serving", *(f"bench/{n}.py" for n in ("serve", "engine", "peers"))),
     "soak": (*_SEARCH, "bench/identity.py", "bench/soak.py"),
-    "memory": (*_SEARCH, *_STUDY, "bench/memory.py"),
+    "memory": (*_ENGINE, "kvcache", "experiments/statistics.py", "bench/memory.py"),
     "replay": (*_SEARCH, *_REPLAY, "bench/kernels.py", "bench/replay.py"),
     "reenact": (*_SEARCH, *_REPLAY, *(f"bench/{n}.py" for n in ("kernels", "replay", "reenact"))),
 }
@@ -124,6 +127,11 @@ def measure(
     rows: list[Row] = []
     settings = accepted(name, module.run, given)
     mode, complete = mode_of(module, settings), False
+    part = None
+    with suppress(OSError, ValueError, LookupError, TypeError):  # no record is there
+        part = json.loads(Path(file or "").read_text(encoding="utf-8"))["mode"]["part"]
+    if part not in (None, mode.get("part")):
+        raise ConfigError(f"{file} is of --part {part}; name another file.")
     joined(record(name, rows, mode), file or "")  # refused, and the code read, before it begins
     # `timeout` sends SIGTERM: the benchmark ends as on Ctrl-C, its rows are written
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -144,7 +152,7 @@ def accepted(name: str, measured: Any, given: Mapping[str, Any]) -> dict[str, An
     """The options this benchmark takes, defaults filled in; one it does not take is refused."""
     known = {name: each.default for name, each in inspect.signature(measured).parameters.items()}
     given = dict(given)
-    if "model" in given and "model" not in known:  # searches name two models, this is the first
+    if "model" in given and {"model", "llm"} & known.keys() == {"llm"}:  # the first of two
         if "llm" in given:
             raise ConfigError(f"bench {name} takes --model or --llm, which are one, not both.")
         given["llm"] = given.pop("model")

@@ -290,6 +290,7 @@ def by_search_and_learn(
     sizes |= {"top_p": workload.top_p, "approach": workload.strategy, "seed": seeds[0]}
     most = getattr(make_strategy(workload), "max_tokens", workload.max_step_tokens)
     sizes |= {"num_iterations": workload.max_depth, "max_tokens": most}
+    sizes["lookahead"] = 0  # as ours; other commits of it have another default
     sizes |= {"search_batch_size": 1} if workload.strategy == "beam_search" else {}
     sizes |= {"system_prompt": workload.system_prompt} if workload.system_prompt else {}
     settings = {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES, "config": sizes}

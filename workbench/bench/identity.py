@@ -2,7 +2,8 @@
 
 One search is run under settings that share nothing but the models, the problems and the seed; every
 node of every tree is compared with the first setting's, token by token and score by score. Settings
-without a share leave each engine blocks for a few requests, which are preempted all the time. A
+without a share leave each engine blocks for a few requests, which are preempted all the time. In
+those of a policy both models divide a small memory by it; techniques are those of notebook 08. A
 record holds the fraction of equal nodes. The first setting is searched once more under each other
 instruction set of this host, in a process of its own.
 """
@@ -20,15 +21,17 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row
-from workbench.bench.search import REAL_PROBLEMS, TINY, make_workload, sizes_of
-from workbench.config import SweepConfig
+from workbench.bench.search import TINY, make_workload, sizes_of
+from workbench.config import POLICIES, SweepConfig
 from workbench.experiments.execute import Pair
 from workbench.experiments.memory import ENGINES
+from workbench.experiments.plans import ALL, ELASTIC, TECHNIQUES
 from workbench.experiments.settings import RunSpec
 from workbench.kernels.isa import ISA, environment, host_sets
 from workbench.search.result import SearchResult
 
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
+REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of models of true size
 Nodes = dict[tuple[str, str], tuple[tuple[int, ...], float]]  # problem, node -> tokens, score
 
 
@@ -44,17 +47,23 @@ class Setting:
     max_num_batched_tokens: int = 2048
     reuse_partial_blocks: bool = False
     tokens: int = 2048
+    policy: str | None = None  # then both models divide total_memory by it
+    total_memory: str | None = None  # None: the workload's
+    techniques: bool = False  # all that plans.TECHNIQUES has
 
     @property
     def name(self) -> str:
         """The row's name in the record."""
         where = "preempting" if self.share is None else f"share{self.share}"
+        where = f"{self.policy},{self.total_memory}" if self.policy else where
         sizes = f"seqs{self.max_num_seqs},block{self.block_size}"
         reuse = ",partial" if self.reuse_partial_blocks else ""
-        return f"{where},{sizes},chunk{self.max_num_batched_tokens}{reuse}"
+        more = ",techniques" if self.techniques else ""
+        return f"{where},{sizes},chunk{self.max_num_batched_tokens}{reuse}{more}"
 
 
-# Four splits, two batch sizes, two block sizes; then preemption forced; then partial blocks reused.
+# Four splits, two batch sizes, two block sizes; then preemption forced; then partial blocks reused;
+# then policies and techniques.
 SETTINGS = (
     Setting(0.3, 64, 16),
     Setting(0.3, 16, 8, 256),
@@ -69,6 +78,9 @@ SETTINGS = (
     Setting(0.3, 64, 16, reuse_partial_blocks=True),
     Setting(0.08, 16, 8, 256, reuse_partial_blocks=True),
     Setting(None, 64, 16, reuse_partial_blocks=True),
+    *(Setting(0.3, 64, 16, policy=policy, total_memory="40MiB") for policy in POLICIES),
+    Setting(0.08, 64, 16, techniques=True),
+    Setting(0.3, 16, 8, 256, policy=ELASTIC, total_memory="40MiB", techniques=True),
 )
 # The same splits and sizes in half as many, one with partial blocks: a search takes minutes.
 REAL_SETTINGS = (
@@ -77,6 +89,9 @@ REAL_SETTINGS = (
     Setting(0.2, 16, 16, 256),
     Setting(0.5, 64, 8),
     Setting(None, 64, 16, 256, tokens=4096),
+    Setting(0.3, 64, 16, policy="first_come", total_memory="1200MiB"),
+    Setting(0.3, 16, 16, 256, policy="phase_aware", total_memory="1200MiB"),
+    Setting(0.3, 64, 16, policy=ELASTIC, total_memory="1200MiB", techniques=True),
 )
 
 
@@ -132,6 +147,8 @@ def search(setting: Setting, workload: SweepConfig, seed: int) -> SearchResult:
     """The one search, under a setting."""
     sizes, blocks = asdict(setting), -(-setting.tokens // setting.block_size)
     share, _ = sizes.pop("share"), sizes.pop("tokens")
+    sizes |= TECHNIQUES[ALL].settings if sizes.pop("techniques") else {}
+    sizes["total_memory"] = sizes["total_memory"] or workload.total_memory
     given = {"memory": None, "num_blocks": blocks} if share is None else {}
     own = tuple((f"{role}_{name}", value) for role in ENGINES for name, value in given.items())
     return Pair(RunSpec(replace(workload, **sizes), share or 0.5, seed, own=own)).search().play()

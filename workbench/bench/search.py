@@ -6,17 +6,16 @@ by the same PRM; `equal_tokens` is best-of-N at the tokens of beam search (N by 
 paired by problem; intervals draw problems, each with all its seeds. The first problems are searched
 again, with seed 0, without PRM cache and score cache, for the tokens that both save.
 
-A generator of true size searches MATH problems twice, with these caches and without: same tree,
-other time and PRM tokens. Where no reward model is named, its own weights are asked in RLHFlow's
-form: the shape and the cost of a PRM, scores that mean nothing: for speed, never for accuracy.
+A generator of true size searches MATH problems beside other systems (--peer). Where no reward model
+is named, its own weights are asked in RLHFlow's form: the shape and the cost of a PRM, scores that
+mean nothing: for speed, never for accuracy.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +38,6 @@ from workbench.search.search import SYSTEM_PROMPTS
 from workbench.search.variants import STRATEGIES
 
 PROFILES = {"quick": (8, 1), "default": (32, 2), "full": (128, 5)}  # problems, seeds
-REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of a generator of true size
 PEER_PROBLEMS, EASY = {"quick": 1, "default": 3, "full": 3}, (1, 2)  # levels
 PEER_REPEATS = {"quick": 1, "default": 3, "full": 3}  # a seed each
 UNCACHED_PROBLEMS = 16  # searched without caches: the slowest search of all
@@ -49,7 +47,6 @@ BLOCKS = 16384  # of each tiny engine; roomy: what is measured is the search, no
 KV_MEMORY = "2GiB"  # of each engine of true size
 PROMPT = "search-and-learn"  # of SYSTEM_PROMPTS: as the field asks MATH-500
 WARM_UP_SEED = 10_000
-WITHOUT = "without PRM cache and score cache"
 
 
 def make_workload(
@@ -110,16 +107,15 @@ def run(
     for name, given, usual in (("strategy", strategy, "beam_search"), ("repeats", repeats, None)):
         if given != usual and peer is None:
             raise ConfigError(f"{name} is {given}; it is of --peer alone: give both, or neither.")
-    if seeds is not None and (peer is not None or llm != TINY):
-        raise ConfigError(f"seeds is {seeds}; it is of the tiny pair, without --peer.")
+    if seeds is not None and peer is not None:
+        raise ConfigError(f"seeds is {seeds}; with --peer give repeats, a seed each.")
+    if llm != TINY and peer is None:
+        raise ConfigError(f"llm is {llm!r}; only {TINY} is searched alone: give a --peer.")
     if peer is not None:
         systems, limit = chosen_systems(peer), PEER_PROBLEMS[profile]
         workload = make_workload(llm, prm, problems, limit, levels=EASY, strategy=strategy)
         times = range(repeats or PEER_REPEATS[profile])
         yield from rows_beside(workload, systems, KV_MEMORY, seeds=times)
-        return
-    if llm != TINY:
-        yield from real_rows(make_workload(llm, prm, problems, REAL_PROBLEMS[profile]))
         return
     limit, count = PROFILES[profile]
     workload = make_workload(llm, prm, problems, limit, min_problem_batch=BATCH)
@@ -135,9 +131,6 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
         told |= {"problems": PEER_PROBLEMS[profile]}
         told |= {"repeats": settings["repeats"] or PEER_REPEATS[profile]}
         return told | sizes_of(make_workload(llm, prm, strategy=settings["strategy"]))
-    if llm != TINY:
-        own = {"batch_invariant": True, "kv_memory": KV_MEMORY}
-        return own | sizes_of(make_workload(llm, prm))
     limit, seeds = PROFILES[profile]
     counts = {"problems": limit, "uncached_problems": min(limit, UNCACHED_PROBLEMS)}
     counts |= {"batch_invariant": True, "seeds": settings["seeds"] or seeds}
@@ -192,19 +185,17 @@ def tiny_rows(workload: SweepConfig, seeds: int) -> Iterator[Row]:
     yield Row("equal_tokens_n", count, "samples")
 
     few = replace(workload, num_problems=min(workload.num_problems, UNCACHED_PROBLEMS))
-    yield _tokens_saved("prm_tokens_saved", *with_and_without_caches(few, roomy_engine))
+    yield _tokens_saved(*with_and_without_caches(few))
 
 
-def with_and_without_caches(
-    workload: SweepConfig, make: Callable[..., Engine]
-) -> tuple[SearchResult, SearchResult]:
+def with_and_without_caches(workload: SweepConfig) -> tuple[SearchResult, SearchResult]:
     """The same search with PRM cache and score cache, then without. Both begin with empty caches,
-    kernels compiled and allocators warm. make: an engine of a model.
+    kernels compiled and allocators warm.
     """
-    llm, found = make(workload.llm), list[SearchResult]()
+    llm, found = roomy_engine(workload.llm), list[SearchResult]()
     brief: dict[str, Any] = {"num_problems": 1, "max_depth": 1, "max_step_tokens": 4}
     for caches in (True, False):
-        prm = make(workload.prm, enable_prefix_caching=caches)
+        prm = roomy_engine(workload.prm, enable_prefix_caching=caches)
         searched(workload, llm, prm, WARM_UP_SEED, **brief)
         for engine in (llm, prm):
             engine.cache.reset()
@@ -220,22 +211,10 @@ def ratio_row(
     return Row(name, found.estimate, unit, repeats=repeats, spread=(found.low, found.high))
 
 
-def _tokens_saved(name: str, ours: SearchResult, without: SearchResult) -> Row:
+def _tokens_saved(ours: SearchResult, without: SearchResult) -> Row:
     """PRM tokens computed without caches, over those computed with them, for the same searches."""
     dear, cheap = (result.problems["prm_tokens_computed"] for result in (without, ours))
-    return ratio_row(name, "x", dear, cheap, ours.problems["problem_id"])
-
-
-def real_rows(workload: SweepConfig) -> Iterator[Row]:
-    """Problems/min, tokens/s and PRM tokens beside the run without caches, then the ratio."""
-    ours, other = with_and_without_caches(workload, partial(Engine, kv_memory=KV_MEMORY))
-    name = Path(workload.llm).name.split("-")[0].lower()  # `smollm2` of `smollm2-135m`
-    speed, slow = ours.throughput, other.throughput
-    for row, unit in (("search", "problems_per_min"), ("search_tokens", "tokens_per_s")):
-        fast, peer = getattr(speed, unit), getattr(slow, unit)
-        told = unit.replace("_per_", "/")
-        yield Row(f"{row}_{name}", fast, told, WITHOUT, peer, fast / peer, repeats=1)
-    yield _tokens_saved(f"prm_tokens_saved_{name}", ours, other)
+    return ratio_row("prm_tokens_saved", "x", dear, cheap, ours.problems["problem_id"])
 
 
 # -- the searches that are kept in the package for replays --

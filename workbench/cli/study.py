@@ -457,12 +457,16 @@ def export(
     archive: Annotated[str, Argument(help="file to write: .tar, .tar.gz or .tgz")],
     run: Annotated[list[str] | None, Argument(help="runs to take; all if none is named")] = None,
     runs: Runs = None,
+    light: Annotated[
+        bool, Option("--light", help="without steps, requests, nodes and spans")
+    ] = False,
 ) -> None:
     """Write runs into one archive."""
     from workbench.experiments.runs import export_runs
 
     store = _store(runs)
-    names = export_runs([find_run(name, store) for name in run or ()] or store.folders(), archive)
+    chosen = [find_run(name, store) for name in run or ()] or store.folders()
+    names = export_runs(chosen, archive, light)
     terminal().print(f"{len(names)} runs written to {archive}")
 
 

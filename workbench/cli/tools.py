@@ -9,12 +9,14 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from enum import StrEnum
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import parse_qsl, urlsplit
 
 from typer import Argument, Exit, Option
 
@@ -129,19 +131,31 @@ def _foreign_pair(engine: str, config: SweepConfig, llm_share: float | None) -> 
         dtype = "float32" if config.dtype == "auto" else config.dtype
         how: dict[str, Any] = {"dtype": dtype, "device": config.device, "max_model_len": longest}
         return [TransformersEngine(model, **how) for model in models]
-    urls = engine.split(",")
-    if len(urls) > 2 or not all(url.startswith("http") for url in urls):
-        told = f"--engine is {engine!r}; allowed: transformers, or one or two URLs."
+    known: dict[str, Any] = {"kind": str, "files": str, "timeout": float, "in_flight": int}
+    servers = list[tuple[str, dict[str, Any]]]()
+    with suppress(KeyError, ValueError):
+        for url in map(urlsplit, engine.split(",")):
+            own = {
+                n: known[n](text)
+                for n, text in parse_qsl(url.query, strict_parsing=bool(url.query))
+            }
+            if url.scheme in ("http", "https"):
+                servers.append((url._replace(query="").geturl(), own))
+    if not 0 < len(servers) == engine.count(",") + 1 < 3:
+        told = f"--engine is {engine!r}; allowed: transformers, or one or two URLs, each with "
+        told += f"?{'=...&'.join(known)}=... behind it or without."
         raise ConfigError(told + nearest(engine, ["transformers"]))
+    if len(servers) == 1 and "files" in servers[0][1] and len({*models}) > 1:
+        raise ConfigError(
+            "files= is of one model; give the URL twice, each with its model's files."
+        )
     try:
         from workbench.engine.remote import RemoteEngine
     except ModuleNotFoundError as error:
         raise ConfigError(f"A server needs {error.name}: pip install httpx.") from error
-    key = os.environ.get("WORKBENCH_API_KEY")
-    return [
-        RemoteEngine(url, model, api_key=key, max_model_len=longest)
-        for url, model in zip([urls[0], urls[-1]], models)
-    ]
+    how = {"api_key": os.environ.get("WORKBENCH_API_KEY"), "max_model_len": longest}
+    sides = zip((servers[0], servers[-1]), models)
+    return [RemoteEngine(url, model, **how, **own) for (url, own), model in sides]
 
 
 def _show_search(result: SearchResult, problem: Problem, depth: int, is_scored: bool) -> None:
@@ -165,8 +179,10 @@ def _show_search(result: SearchResult, problem: Problem, depth: int, is_scored: 
     wrong = f"  (wrong; it is {escape(str(row['answer']))})"
     verdict = "" if pd.isna(row["correct"]) else "  (right)" if row["correct"] else wrong
     console.print(f"[bold]answer[/]   {escape(row['predicted'] or '(none)')}{verdict}")
-    steps = [step.strip() for step in result.candidates.iloc[0]["text"].split("\n\n")]
-    console.print(f"[bold]best[/]     {escape(' / '.join(filter(None, steps)))}")
+    voted = result.candidates["answer"] == row["predicted"]
+    best = result.candidates[voted if voted.any() else ~voted].iloc[0]["text"]
+    steps = filter(None, map(str.strip, best.split("\n\n")))
+    console.print(f"[bold]best[/]     {escape(' / '.join(steps))}")
     counts = f"{len(nodes)} nodes, {row['tokens']} tokens, {row['iterations']} iterations"
     console.print(f"[bold]speed[/]    {result.throughput}; {counts}")
 
@@ -342,14 +358,14 @@ Measured = Annotated[dict[str, Any], [
     option("critique_tokens", int, "prm: of a critique, at most", min=1),
     option("problems", str, "search, identity: file (default: by the models)"),
     option("seed", int, "where the bench takes one (default: 0)"),
-    option("seeds", int, "search, memory: how many, not the profile's number", min=1),
-    option("repeats", int, "engine, kernels, memory, replay, serve, search --peer", min=1),
+    option("seeds", int, "search: how many, not the profile's number", min=1),
+    option("repeats", int, "engine, kernels, replay, serve, search --peer", min=1),
     option("minutes", float, "soak: how long (default: the profile's, 20)", min=0),
     option("peers", str, "installed (engine's default), none (serve's), or names and commas"),
     option("peer", str, "search: vllm-both, search-and-learn[=CHECKOUT], or both and a comma"),
     option("strategy", str, "search --peer: beam_search (default), best_of_n, dvts"),
     option("device", str, "engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
-    option("part", str, "memory: starts, arena, sharing; serve: shared, two"),
+    option("part", str, "serve: shared, two"),
     option("clients", str, "serve: at a time (default: 1,4,16,64)"),
     option("rate", float, "serve: requests a second, arriving by chance", min=0.001),
     option("slo_ttft", float, "serve: seconds to a good request's first token (default: 1)", min=0),

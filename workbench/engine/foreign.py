@@ -77,16 +77,16 @@ class ForeignEngine(ABC):
         sequence = Sequence(next(self._numbers), ids, len(ids), tag=tag or Tag(), **wanted)
         requests.require_known(sequence, self, self._vocab)
         requests.require_servable(sequence, self.max_model_len)
-        self._pending[sequence.request_id] = self._started(sequence)
+        self._start(sequence)
         return sequence.request_id
 
-    def _started(self, sequence: Sequence) -> Any:
-        """What is kept of a pending request."""
-        return sequence
+    def _start(self, sequence: Sequence) -> None:
+        """From now on it is pending, with what is kept of it."""
+        self._pending[sequence.request_id] = sequence
 
     @abstractmethod
     def _advance(self) -> None:
-        """Wait for a pending request to end: what ends is held, then pending no more."""
+        """Wait until a pending request has ended, and is held, or was dropped meanwhile."""
 
     def abort(self, request_id: int) -> None:
         """Drop a request, or what it came to; an unknown id is ignored."""
@@ -99,7 +99,7 @@ class ForeignEngine(ABC):
         return bool(self._pending or self._held)
 
     def step(self) -> list[RequestOutput]:
-        """Requests that have finished, at least one where any is pending."""
+        """Requests that have finished, at least one where any is pending and none is dropped."""
         if self._pending:
             self._advance()
         ended, self._held = self._held, {}
@@ -116,7 +116,9 @@ class ForeignEngine(ABC):
         return self._run_all(self.add_score, [(token_ids, positions, columns)])[0]
 
     def _run_all(self, queue: Any, calls: Iterable[tuple[Any, ...]]) -> list[RequestOutput]:
-        """Outputs in the calls' order, once all have ended; raises the first error among them."""
+        """Outputs in the calls' order, once all have ended; raises the first error among them, and
+        StepError where another call dropped or took some.
+        """
         ids: list[int] = []
         try:
             for arguments in calls:
@@ -124,13 +126,19 @@ class ForeignEngine(ABC):
             for number in ids:
                 while number in self._pending:
                     self._advance()
-            outputs = [self._held[number] for number in ids]
+            found = [self._held.get(number) for number in ids]
+            outputs = [output for output in found if output is not None]
         finally:
             for number in ids:
                 self.abort(number)
         for output in outputs:
             if output.error is not None:
                 raise output.error
+        if gone := len(ids) - len(outputs):
+            raise StepError(
+                f"{gone} of {len(ids)} requests to {self!r} were dropped or taken by another call: "
+                "close, abort or step. Send them again, to a new engine if it was closed."
+            )
         return outputs
 
     def _last(self, sequence: Sequence) -> int:

@@ -393,7 +393,8 @@ class RemoteEngine(ForeignEngine):
         self._server = Connection(self.url, api_key, in_flight, timeout)
         self._end = weakref.finalize(self, self._server.close)
         self._done: dict[int, RequestOutput] = {}  # filled by the thread
-        self._news = threading.Event()
+        self._news = threading.Condition()  # over these two, _pending and _held
+        self._closed = False
         self.fingerprint = f"remote/{self.url}/{model}/{secrets.token_hex(4)}"
         try:
             served = self._require_served(kind, max_model_len)
@@ -404,8 +405,11 @@ class RemoteEngine(ForeignEngine):
 
     def close(self) -> None:
         """Drop every request and end the thread, as when the engine is dropped."""
-        self._pending.clear()
-        self._held.clear()
+        with self._news:
+            self._closed = True
+            self._pending.clear()
+            self._held.clear()
+            self._news.notify_all()
         self._end()
 
     async def _require_served(self, kind: str | None, max_model_len: int | None) -> ServerKind:
@@ -454,8 +458,9 @@ class RemoteEngine(ForeignEngine):
 
     # -- requests --
 
-    def _started(self, sequence: Sequence) -> Future[None]:
-        return self._server.start(self._carried_out(sequence))
+    def _start(self, sequence: Sequence) -> None:
+        with self._news:  # no answer is taken in before its request is known
+            self._pending[sequence.request_id] = self._server.start(self._carried_out(sequence))
 
     async def _carried_out(self, sequence: Sequence) -> None:
         number, work = sequence.request_id, self._score if sequence.params is None else self._sample
@@ -465,26 +470,32 @@ class RemoteEngine(ForeignEngine):
             if not isinstance(error, WorkbenchError):
                 error = self._kind.wrong(error)
             output = RequestOutput(number, (), "", "error", error=error)
-        self._done[number] = output
-        self._news.set()
+        with self._news:
+            self._done[number] = output
+            self._news.notify_all()
 
     def _advance(self) -> None:
-        before = len(self._pending)
-        while len(self._pending) == before > 0:  # an aborted one's answer ends none
-            while not self._done:
-                self._news.wait()
-                self._news.clear()
-            for number, output in list(self._done.items()):
-                if number in self._pending:
-                    self._held[number] = output
-                    del self._pending[number]
-                del self._done[number]
+        with self._news:
+            asked = {*self._pending}
+            while asked and asked <= self._pending.keys() and not self._closed:
+                self._news.wait_for(
+                    lambda: self._done or self._closed or not asked <= self._pending.keys()
+                )
+                for number, output in self._done.items():
+                    if self._pending.pop(number, None) is not None:  # no aborted one's
+                        self._held[number] = output
+                self._done.clear()
+            if self._closed:  # what was queued beside it
+                self._pending.clear()
 
     def abort(self, request_id: int) -> None:
         """As every engine; the server sees its client leave."""
-        if (future := self._pending.get(request_id)) is not None:
+        with self._news:
+            future = self._pending.get(request_id)
+            super().abort(request_id)
+            self._news.notify_all()
+        if future is not None:
             future.cancel()
-        super().abort(request_id)
 
     async def _sample(self, sequence: Sequence) -> RequestOutput:
         """Tokens from the server; where they end, our own conditions say."""

@@ -173,7 +173,7 @@ class Pair:
     def result_of(self, result: SearchResult) -> RunResult:
         """What the run brings: cells of its row, problems, nodes and the trace of both engines."""
         parts = {role: memory_parts(engine) for role, engine in self.engines.items()}
-        cells = run_columns(result.throughput, result.trace.steps, parts)
+        cells = run_columns(result.throughput, result.trace, parts)
         cells["accuracy"] = result.accuracy
         if self.joules is not None:
             cells |= {
@@ -243,18 +243,22 @@ def with_wall_part(problems: pd.DataFrame, throughput: Throughput) -> pd.DataFra
 
 
 def run_columns(
-    throughput: Throughput, steps: pd.DataFrame, parts: Mapping[str, Mapping[str, Any]]
+    throughput: Throughput, trace: Trace, parts: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Cells of the `runs` row: throughputs, memory parts by engine, and sums over all its steps.
 
+    *_blocks_peak: active at most; *_look_ups: admissions, preempted requests' later ones included.
     *_tokens_per_busy_s: by the seconds in which a model worked; of the PRM the tokens it computed
     for the first time, since recomputing is no progress.
     """
     row = throughput.to_dict()
     row["sampled_tokens"], row["answered_problems"] = row.pop("tokens"), row.pop("problems")
     for role, memory in parts.items():
-        own = steps[steps["engine"] == role]
+        own, asked = (each[each["engine"] == role] for each in (trace.steps, trace.requests))
         cells = dict(memory) | {name: int(own[name].sum()) for name in COUNTS}
+        cells["blocks_peak"] = int(own["blocks_active"].max()) if len(own) else 0
+        admitted = asked.loc[asked["scheduled_s"].notna(), "preemptions"]
+        cells["look_ups"] = int((1 + admitted).sum())
         cells["hit_rate"] = cells["hit_tokens"] / (cells["query_tokens"] or float("nan"))
         row |= {f"{role}_{name}": value for name, value in cells.items()}
         row[f"{role}_steps"] = len(own)
@@ -527,7 +531,7 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         held = {"weights_bytes": memory.weight_bytes, "kv_bytes": memory.kv_bytes}
         held |= {"block_bytes": memory.block_bytes, "blocks": memory.num_blocks}
         parts[role] = held | {"kv_tokens": memory.num_blocks * config.block_size}
-    row = run_columns(found.throughput, found.trace.steps, parts)
+    row = run_columns(found.throughput, found.trace, parts)
     if config.policy:
         row |= _working_set(found.trace, {r: parts[r]["block_bytes"] for r in ENGINES})
     row |= {"rung": rung, "machine": f"simulated {device.name}"}

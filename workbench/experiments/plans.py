@@ -294,9 +294,14 @@ def plan_of(kind: type[Plan], profile: str, parameters: Mapping[str, Any] | None
 
 
 def changed(plan: Plan, parameters: Mapping[str, Any]) -> Any:
-    """The plan with those of a notebook's parameters that are its own and not None."""
+    """The plan with those of a notebook's parameters that are its own and not None. A given number
+    of problems is every strategy's.
+    """
     names = {field.name for field in fields(plan)}
-    return replace(plan, **{k: v for k, v in overridden(parameters).items() if k in names})
+    own = {k: v for k, v in overridden(parameters).items() if k in names}
+    if "num_problems" in own and "surer" in names:
+        own.setdefault("surer", ())
+    return replace(plan, **own)
 
 
 # -- strategies --

@@ -307,13 +307,14 @@ def strategy_numbers(drawn: Drawn) -> Named:
     }
 
 
-def techniques_of(drawn: Drawn, name: str) -> pd.DataFrame:
-    """Settings of plots.optimisation at the smallest budget, techniques at the thesis's split or
-    without one (kv_share 0); value, low, high: tokens/s over the best static split's without any.
+def techniques_of(drawn: Drawn, name: str, budget: float | None = None) -> pd.DataFrame:
+    """Settings of plots.optimisation at a budget (default: the smallest), techniques at the
+    thesis's split or without one (kv_share 0); value, low, high: tokens/s over the best static
+    split's without any.
     """
     rows = pd.read_parquet(drawn.folder / f"{name}.parquet").fillna({"kv_share": 0.0})
     plain, near = rows["technique"] == plans.NONE, rows["kv_share"].isin([0.0, THESIS_SHARE])
-    rows = rows[(rows["budget"] == rows["budget"].min()) & (plain | near)]
+    rows = rows[(rows["budget"] == (budget or rows["budget"].min())) & (plain | near)]
     keys = ["policy", "kv_share", "technique", "label"]
     again = rows[rows["metric"] == "recomputed"].set_index(keys)["value"].rename("recomputed")
     rows = rows[rows["metric"] == "tokens_per_s"]
@@ -368,22 +369,21 @@ def recorded(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
 def gain_numbers(drawn: Drawn) -> Named:
-    """What `workbench bench memory` recorded: mean ratio, least and most over its runs."""
-    rows, mode, _ = recorded("bench/memory.json")
-
-    def told(name: str) -> str:
-        return FORM.format(rows[name]["ratio"], *rows[name]["spread"])
-
-    every = {"Half": "0.5", "One": "1", "Two": "2"}
-    ample, seeds = rows["elastic_vs_static_0.3@2W"], counted(mode["shared_seeds"], "seed")
-    search = f"{mode['shared_problems']} problems, {seeds}"
-    return {f"bench{name}": told(f"all_vs_baseline@{at}W") for name, at in every.items()} | {
-        "benchSearch": f"{search}, {ample['repeats']} runs a setting",
-        "benchOnTop": told("all_vs_static_0.3_all@0.5W"),
-        "benchFlow": told("elastic_vs_best_static@0.5W"),
-        "benchNoise": f"{rows['equal_work_differs@2W']['value']:.2f}",
-        "benchAmple": told(ample["name"]) + " times a static 0.3",
-    }
+    """What the default policy and all techniques gain where there is more memory."""
+    budgets = sorted(drawn.rows("optimisation")["budget"].dropna().unique())[1:]
+    if not budgets:
+        raise LookupError("no second budget was tried")
+    keys = {"Flow": (plans.ELASTIC, plans.NONE), "Together": (plans.STATIC, plans.ALL),
+            "All": (plans.ELASTIC, plans.ALL)}  # fmt: skip
+    found = dict[str, list[str]]()
+    for at in budgets:
+        times = techniques_of(drawn, "optimisation", at).set_index(["policy", "technique"])[BOUNDS]
+        for name, key in keys.items():
+            value, low, high = times.loc[[key]].iloc[0]
+            same = f"{value:.2f} (with the same work)"
+            told = same if low == high else FORM.format(value, low, high)
+            found.setdefault(f"ample{name}", []).append(f"{told} with {at:g} W")
+    return {name: " and ".join(told) for name, told in found.items()}
 
 
 def device_numbers(_: Drawn) -> Named:
@@ -552,6 +552,23 @@ def ablation_table(drawn: Drawn) -> pd.DataFrame:
     return wide.fillna("").rename(columns=judged.PAIRS).rename_axis(columns=None).reset_index()
 
 
+def strategy_table(drawn: Drawn) -> pd.DataFrame:
+    """What each strategy answers, what a problem takes, and what becomes of both caches."""
+    rows = drawn.rows("search_strategies").query("levels == 'all levels'")
+    columns = {
+        "accuracy": "{value:.3f}",
+        "tokens LLM / PRM": "{tokens:,.0f} / {prm_tokens:,.0f}",
+        "seconds": "{seconds:.2f}",
+        "LLM peak / hits / thrash": "{llm_peak:.0%} / {llm_hits:.0%} / {llm_thrash:,.1f}",
+        "PRM peak / hits / thrash": "{prm_peak:.0%} / {prm_hits:.0%} / {prm_thrash:,.1f}",
+    }
+    each: Any = rows.to_dict("records")
+    cells = {head: [form.format(**row) for row in each] for head, form in columns.items()}
+    told = rows[["strategy", "n"]].astype(str).assign(**cells)
+    told["PRM peak / hits / thrash"] = told.iloc[:, -1].mask(rows["prm_tokens"] == 0, "not asked")
+    return told
+
+
 def technique_table(drawn: Drawn) -> pd.DataFrame:
     """Tokens/s of each policy and technique over the best static split's, with their interval, and
     tokens computed again.
@@ -594,6 +611,7 @@ TABLES: dict[str, Callable[[Drawn], pd.DataFrame]] = {  # by the names of their 
     "setting": setting_table,
     "memory_parts": memory_table,
     "ablation": ablation_table,
+    "strategies": strategy_table,
     "techniques": technique_table,
     "missing_values": missing_table,
     "verdicts": verdict_table,
@@ -602,6 +620,7 @@ TABLES: dict[str, Callable[[Drawn], pd.DataFrame]] = {  # by the names of their 
 
 WIDTHS = {
     "memory_parts": (0.11, 0.21, 0.11, 0.18, 0.16, 0.11),
+    "strategies": (0.13, 0.03, 0.1, 0.14, 0.09, 0.18, 0.18),
     "verdicts": (0.04, 0.27),
     "claims": (0.04, 0.19, 0.13, 0.38, 0.16),
     "missing_values": (0.135, 0.11, 0.12, 0.12, 0.11, 0.11, 0.195),

@@ -21,7 +21,7 @@ from workbench.experiments.execute import DEVICE, rung_answers
 from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.plans import BATCHED, BESIDE, LAST_TWO, NONE
 from workbench.experiments.provenance import counted
-from workbench.experiments.runs import FINISHED, INFEASIBLE, load_table
+from workbench.experiments.runs import FINISHED, INFEASIBLE
 from workbench.experiments.settings import CONTINUOUS, TIMED
 from workbench.experiments.statistics import (
     DRAWS,
@@ -447,15 +447,17 @@ def by_levels(study: Study) -> dict[str, pd.DataFrame]:
 
 
 def _cache_cells(runs: pd.DataFrame) -> Row:
-    """What these runs did to both caches, read apart: all runs' tables at once are too large."""
-    steps, asked = (load_table(list(runs["folder"]), name) for name in ("steps", "requests"))
+    """What these runs did to both caches; NaN of a model that was never asked."""
     cells: Row = {}
     for engine in ENGINES:
-        own, its = (table[table["engine"] == engine] for table in (steps, asked))
-        look_ups = its["scheduled_s"].notna().sum() + its["preemptions"].sum()
-        cells[f"{engine}_peak"] = float((own["blocks_active"] / own["blocks_total"]).max())
-        cells[f"{engine}_hits"] = own["hit_tokens"].sum() / (own["query_tokens"].sum() or np.nan)
-        cells[f"{engine}_thrash"] = 1000 * own["thrash_events"].sum() / (look_ups or np.nan)
+        own = runs.filter(regex=f"^{engine}_").rename(columns=lambda name: name[4:])
+        own = own.reindex(columns=["hit_tokens", "query_tokens", "thrash_events", "look_ups",
+                                   "blocks_peak", "blocks"])  # fmt: skip
+        total = own.sum(skipna=False)  # NaN where one of them is of code that did not count it
+        peak = (own["blocks_peak"] / own["blocks"]).max(skipna=False)
+        cells[f"{engine}_peak"] = peak if total["look_ups"] else np.nan
+        cells[f"{engine}_hits"] = total["hit_tokens"] / (total["query_tokens"] or np.nan)
+        cells[f"{engine}_thrash"] = 1000 * total["thrash_events"] / (total["look_ups"] or np.nan)
     return cells
 
 

@@ -334,12 +334,23 @@ class RunTables:
 
 
 def load_table(path: Folders, table: str) -> pd.DataFrame:
-    """Rows of one table of all runs at `path`; empty runs (failed, infeasible) add none."""
+    """Rows of one table of all runs at `path`; empty runs (failed, infeasible) add none.
+
+    Raises RunStoreError where one came in a light archive, without this table.
+    """
     if table not in TABLES:
         raise RunStoreError(
             f"There is no table {table!r}.{nearest(table, TABLES)} Tables: {', '.join(TABLES)}."
         )
-    files = [folder / f"{table}.parquet" for folder in _run_folders(path)]
+    folders = _run_folders(path)
+    files = [folder / f"{table}.parquet" for folder in folders]
+    for folder in folders:
+        there = [name for name in TABLES if (folder / f"{name}.parquet").is_file()]
+        if table not in there and there == ["runs", "problems"]:
+            raise RunStoreError(
+                f"{folder.name} has no {table}: it came in a light archive. Import a whole one "
+                "elsewhere (--runs DIR), or delete the folder and run it again."
+            )
     frames = [frame for file in files if file.is_file() and len(frame := read_table(file))]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"run_id": []})
 
@@ -390,6 +401,7 @@ def read_config(folder: Path) -> Row:
 
 # -- archives: .tar, .tar.gz or .tgz --
 
+LIGHT = (CONFIG, "runs.parquet", "problems.parquet")
 FILES = frozenset({CONFIG, *(f"{table}.parquet" for table in TABLES)})
 ENDINGS = (".tar", ".tar.gz", ".tgz")
 DAMAGED = (tarfile.TarError, zlib.error, EOFError)
@@ -397,8 +409,10 @@ DAMAGED = (tarfile.TarError, zlib.error, EOFError)
 LARGEST_ARCHIVE = 8 << 30  # bytes, unpacked: a thousand times a study of all figures
 
 
-def export_runs(path: Folders, archive: str | Path) -> list[str]:
-    """Write the runs at `path` into a new file `archive`; returns their names."""
+def export_runs(path: Folders, archive: str | Path, light: bool = False) -> list[str]:
+    """Write the runs at `path` into a new file `archive`; returns their names. light: what each
+    brought as a whole and problem by problem, without steps, requests, nodes and spans.
+    """
     target, folders = _archive(archive), _run_folders(path)
     if target.exists():
         raise RunStoreError(f"{target.name} exists already; name another file or delete it first.")
@@ -406,7 +420,8 @@ def export_runs(path: Folders, archive: str | Path) -> list[str]:
         raise RunStoreError(
             "There are no runs to export; `workbench runs list` shows what is stored."
         )
-    files = [file for d in folders for file in sorted(d.iterdir()) if file.name in FILES]
+    taken = LIGHT if light else FILES
+    files = [file for d in folders for file in sorted(d.iterdir()) if file.name in taken]
     plain = partial(tarfile.TarInfo.replace, uid=0, gid=0, uname="", gname="", deep=False)
     target.parent.mkdir(parents=True, exist_ok=True)
     partly = target.with_name(f".{target.name}.partial")
@@ -452,11 +467,13 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
                     f"its row {row.get('fingerprint')}. Export it anew where it was made."
                 )
 
-        def content(folder: Path) -> dict[str, bytes]:
-            return {file.name: file.read_bytes() for file in folder.iterdir() if file.name in FILES}
+        def differ(one: Path, other: Path) -> bool:
+            """Of the files that both have, as one of them may be light."""
+            both = [file.name for file in one.iterdir() if (other / file.name).is_file()]
+            return any((one / name).read_bytes() != (other / name).read_bytes() for name in both)
 
         there = [folder for folder in folders if (store.root / folder.name).exists()]
-        other = [f.name for f in there if content(f) != content(store.root / f.name)]
+        other = [f.name for f in there if differ(f, store.root / f.name)]
         if other:
             raise RunStoreError(
                 f"{', '.join(other)}: already stored with other content (measured elsewhere or "
@@ -728,18 +745,15 @@ def _counts(*sides: pd.DataFrame) -> Iterator[Row]:
     totals = []
     for runs in sides:
         total = runs.sum(numeric_only=True)
-        requests = load_table(list(runs["folder"]), "requests")
         for model in ENGINES:
-            total[f"{model}_recomputed_tokens"] = total.filter(
-                regex=f"^{model}_recomputed_tokens_"
-            ).sum()
-            if "scheduled_s" in requests:
-                own = (requests["engine"] == model) & requests["scheduled_s"].notna()
-                total[f"{model}_look_ups"] = (1 + requests.loc[own, "preemptions"]).sum()
+            again = total.filter(regex=f"^{model}_recomputed_tokens_")
+            total[f"{model}_recomputed_tokens"] = again.sum()
+            if (counted := f"{model}_look_ups") in runs:  # NaN: some are of code that did not
+                total[counted] = runs[counted].sum(skipna=False)
         totals.append(total)
     for model, (name, (top, bottom, scale)) in product(ENGINES, COUNTS.items()):
         below = [each.get(f"{model}_{bottom}", 0) if bottom else 1 for each in totals]
-        if all(below) and all(f"{model}_{top}" in each for each in totals):
+        if all(each > 0 for each in below) and all(f"{model}_{top}" in each for each in totals):
             a, b = (scale * each[f"{model}_{top}"] / of for each, of in zip(totals, below))
             yield _row(f"{model}_{name}", a, b, Interval(b - a, math.nan, math.nan))
 

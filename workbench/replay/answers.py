@@ -303,6 +303,6 @@ class RecordedScores(ProblemScores):
 
     def _missing(self, steps: tuple[str, ...]) -> RecordingError:
         return RecordingError(
-            f"The recording has no score of {len(steps)} steps of problem {self._problem_id!r} "
+            f"The recording has no score of {len(steps)} steps of problem {self._problem[0]!r} "
             f"that end with {steps[-1][-40:]!r}: replay with the strategy that was recorded."
         )

@@ -91,7 +91,7 @@ def load_device(name: str | os.PathLike[str]) -> Device:
     if path.suffix != ".json":
         raise ConfigError(
             f"There is no device {str(name)!r}; known: {', '.join(PRESETS)}, or a .json file that "
-            f"`workbench calibrate` wrote.{nearest(str(name), list(PRESETS))}"
+            f"`workbench calibrate` wrote.{nearest(name, list(PRESETS))}"
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -26,6 +26,7 @@ from statistics import fmean
 from workbench.errors import ConfigError, WorkbenchError, nearest
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed(?:\s+(?=[^\s{])|(?=\\))")
+DOLLARS = re.compile(r"(?<!\\)\$+")  # they open or close a formula
 BRACE = re.compile(r"(?<!\\)(?:\\\\)*[{}]")  # not one that is escaped
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
 WORDS = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm)\s*\{([^{}]*)\}")
@@ -43,9 +44,14 @@ def extract_answer(text: str) -> str:
     """The content of the last complete \\boxed{...}, or "" when there is none."""
     for match in reversed(list(BOX.finditer(text))):
         start, depth = match.end(), 0
-        if text[start] != "{":  # bare: to the end of its formula, or one word
-            formula, dollar, _ = text[start:].partition("$")
-            return (formula if dollar else formula.split()[0]).strip().rstrip(".")
+        if text[start] != "{":  # bare: to the end of the formula it is in, or one word
+            opened = DOLLARS.match(text, start)
+            since = max(text.rfind("\n\n", 0, start), 0)  # no formula goes on over a blank line
+            inside = opened or len(DOLLARS.findall(text, since, start)) % 2
+            rest = text[opened.end() if opened else start :]
+            formula = DOLLARS.split(rest, 1)[0]
+            bare = formula if inside and formula != rest else (formula.split() or [""])[0]
+            return bare.strip().rstrip(".")
         for brace in BRACE.finditer(text, start):
             depth += 1 if brace[0].endswith("{") else -1
             if depth == 0:
@@ -214,7 +220,7 @@ UNSCORED = 0.5
 def check_choice(name: str, given: str, allowed: Sequence[str]) -> None:
     """Raises ConfigError, with the nearest known name, unless `given` is allowed."""
     if given not in allowed:
-        hint = nearest(str(given), tuple(allowed))
+        hint = nearest(given, tuple(allowed))
         raise ConfigError(f"{name} is {given!r}; allowed: {', '.join(allowed)}.{hint}")
 
 

@@ -382,11 +382,11 @@ def _head(outputs: int | None) -> str:
     return "a vocabulary's logits" if outputs is None else f"a value head of {outputs} outputs"
 
 
-Key = tuple[str, str, tuple[str, ...]]
+Key = tuple[str, tuple[str, str], tuple[str, ...]]
 
 
 class ScoreCache(dict[Key, float]):
-    """(PRM's fingerprint, problem's id, steps) -> score of the last step, rounded to 2^-16.
+    """(PRM's fingerprint, problem's id and text, steps) -> score of the last step.
 
     A run has one of its own unless it is given one.
     """
@@ -471,7 +471,7 @@ class ProblemScores:
         self.cache = cache
         self.counts = ScoreCounts()
         self._question = problem.problem
-        self._problem_id = problem.id
+        self._problem = problem.id, problem.problem  # an id may be another file's, too
         self._nodes: dict[tuple[str, ...], StepNode] = {(): StepNode((), array("i"), asks=False)}
 
     def has_room(self, steps: tuple[str, ...]) -> bool:
@@ -534,7 +534,7 @@ class ProblemScores:
             temperature=own.temperature,
             max_tokens=own.tokens,
             stop=self.prm.stop,
-            seed=critique_seed(self._seed, self._problem_id, node.steps, number),
+            seed=critique_seed(self._seed, self._problem[0], node.steps, number),
         )
         token_ids = self.critique_input(node, number)
         return ScoreRequest(beam, token_ids, (node,), params=params, critique=number)
@@ -575,7 +575,7 @@ class ProblemScores:
         for node, score in zip(request.asked, scores, strict=True):
             node.score, node.in_flight = score, False
             if self.cache is not None:
-                self.cache[self._judge, self._problem_id, node.steps] = score
+                self.cache[self._judge, self._problem, node.steps] = score
 
     def replies(self, beams: Sequence[Beam]) -> list[tuple[float, ...]]:
         """One score for each step of each beam; every request must have been received."""
@@ -614,7 +614,7 @@ class ProblemScores:
             node = self._nodes[own] = StepNode(own, token_ids, asks)
             node.lineage = [*parent.lineage, node]
             if asks and self.cache is not None:
-                node.score = self.cache.get((self._judge, self._problem_id, own))
+                node.score = self.cache.get((self._judge, self._problem, own))
         return node
 
     # -- what a replay reads from a recording --

@@ -69,7 +69,7 @@ def load_problems(
     if path.suffix not in SUFFIXES:
         raise ConfigError(
             f"There are no problems {str(source)!r}; allowed: {', '.join(NAMES)}, "
-            f"or the path of a .json or .jsonl file.{nearest(str(source), NAMES)}"
+            f"or the path of a .json or .jsonl file.{nearest(source, NAMES)}"
         )
     problems = read_problems(path)
     if levels is not None:

@@ -236,7 +236,8 @@ class Search:
 
     def keep_answered(self, error: BaseException) -> None:
         """Of what ended the search: `.search` is this, `.result` that of the problems answered by
-        then, or None, and a note says how many these are. Their recording is written, too.
+        then, or None, and a note says how many these are. Their recording is written, too, or the
+        note says why not.
         """
         self._set_back()  # whatever a second interrupt left
         done = sum(search.is_answered for search in self._searches)
@@ -245,9 +246,12 @@ class Search:
         if done:
             try:
                 error.result = self.result(partial=True)  # type: ignore[attr-defined]
-                self._write_recording()
-            except Exception as problem:  # answers that cannot be compared, a full disk
+            except Exception as problem:  # answers that cannot be compared
                 where = f"; .search.result(partial=True) raises {type(problem).__name__}: {problem}"
+            try:
+                self._write_recording()
+            except Exception as problem:  # a full disk
+                where += f"; no recording is written: {type(problem).__name__}: {problem}"
         error.add_note(f"{done} of {len(self._searches)} problems were answered{where}.")
 
     def result(self, *, partial: bool = False) -> SearchResult:

@@ -93,15 +93,16 @@ def sampled_steps(
     samples: SearchResult, llm: TokenEngine, prm: PRM, cache: ScoreCache
 ) -> Iterator[dict[str, Any]]:
     """One row a step of each sample: its true label, its score, its tokens in both models."""
-    answers = dict(zip(samples.problems["problem_id"], samples.problems["answer"], strict=True))
+    problems = samples.problems.set_index("problem_id")
     for sample in samples.candidates.itertuples():
         pieces = split_steps(str(sample.text))
         name = str(sample.problem_id)
+        problem, answer = (str(problems.at[name, column]) for column in ("problem", "answer"))
         for count, piece in enumerate(pieces, start=1):
             yield {
                 "problem_id": name,
-                "correct": is_right(piece, int(answers[name])),
-                "score": cache.get((prm.fingerprint, name, pieces[:count])),
+                "correct": is_right(piece, int(answer)),
+                "score": cache.get((prm.fingerprint, (name, problem), pieces[:count])),
                 "llm_tokens": len(llm.tokenizer.encode(piece, add_special_tokens=False)),
                 "prm_tokens": len(prm.next_input(array("i"), piece)),
             }
