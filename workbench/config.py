@@ -134,7 +134,7 @@ def refused(kind: type, name: str, given: Any, allowed: str, hint: str = "") -> 
 def check_subtrees(settings: Any) -> None:
     """ConfigError unless beam_width divides n, as in a DVTS."""
     if settings.n % settings.beam_width:
-        allowed = f"multiples of beam_width ({settings.beam_width}), a DVTS's subtrees"
+        allowed = f"multiples of beam_width ({settings.beam_width})"
         raise refused(type(settings), "n", settings.n, allowed)
 
 

@@ -34,14 +34,12 @@ _GPU = "kernels/triton"  # of records made on a machine with a GPU only
 _KERNELS = (*(f"kernels/{n}.py" for n in ("__init__", "isa", "quantised", "reference")),
             "kernels/cpu", _GPU)  # fmt: skip
 _ENGINE = ("core.py", "config.py", "host.py", *_KERNELS, *(f"kvcache/{n}.py" for n in (
-           "manager", "pool", "storage")), "models", *(f"engine/{n}.py" for n in ("engine",
-           "executor", "memory", "requests", "sampling", "scheduler", "static_batch")),
-           "bench/record.py")  # fmt: skip
+           "manager", "pool", "storage")), "models", "engine", "bench/record.py")  # fmt: skip
 _SEARCH = (*_ENGINE, "kvcache", "tokenizer.py", "trace.py", "search", "experiments/execute.py",
            "experiments/memory.py", "experiments/settings.py", "experiments/statistics.py",
            "bench/search.py")  # fmt: skip
-_BESIDE = (*(f"engine/{n}.py" for n in ("foreign", "remote")),
-           *(f"bench/{n}.py" for n in ("beside", "engine", "peers", "serve")))  # fmt: skip
+_FOREIGN = ("engine/foreign.py", "engine/remote.py")  # in the folder, and no part of our engine
+_BESIDE = (*_FOREIGN, *(f"bench/{n}.py" for n in ("beside", "engine", "peers", "serve")))
 _REPLAY = tuple(f"replay/{n}.py" for n in ("answers", "cost", "devices", "miss_ratio", "simulator",
                                            "what_if", "workload"))  # fmt: skip
 SOURCES = {
@@ -80,7 +78,10 @@ def digest(bench: str, commit: str | None = None, gpu: bool = False) -> str | No
 
 
 def _digest(bench: str, package: Path, gpu: bool) -> str:
-    sources = (package / name for name in SOURCES[bench] if gpu or name != _GPU)
+    sources = [package / name for name in SOURCES[bench] if gpu or name != _GPU]
+    if not gpu:  # records of a GPU were made outside git, with a digest of the whole folder
+        at, own = sources.index(package / "engine"), sorted((package / "engine").glob("*.py"))
+        sources[at : at + 1] = [each for each in own if f"engine/{each.name}" not in _FOREIGN]
     return code_digest(*(source for source in sources if source.exists()))
 
 
