@@ -180,7 +180,7 @@ def _show_search(result: SearchResult, problem: Problem, depth: int, is_scored: 
     verdict = "" if pd.isna(row["correct"]) else "  (right)" if row["correct"] else wrong
     console.print(f"[bold]answer[/]   {escape(row['predicted'] or '(none)')}{verdict}")
     voted = result.candidates["answer"] == row["predicted"]
-    best = result.candidates[voted if voted.any() else ~voted].iloc[0]["text"]
+    best = result.candidates[voted].iloc[0]["text"]
     steps = filter(None, map(str.strip, best.split("\n\n")))
     console.print(f"[bold]best[/]     {escape(' / '.join(steps))}")
     counts = f"{len(nodes)} nodes, {row['tokens']} tokens, {row['iterations']} iterations"

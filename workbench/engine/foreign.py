@@ -81,12 +81,8 @@ class ForeignEngine(ABC):
         return sequence.request_id
 
     def _start(self, sequence: Sequence) -> None:
-        """From now on it is pending."""
-        self._pending[sequence.request_id] = self._started(sequence)
-
-    def _started(self, sequence: Sequence) -> Any:
-        """What is kept of a pending request."""
-        return sequence
+        """From now on it is pending, with what is kept of it."""
+        self._pending[sequence.request_id] = sequence
 
     @abstractmethod
     def _advance(self) -> None:

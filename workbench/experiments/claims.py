@@ -440,7 +440,9 @@ def harder_in_words(rows: pd.DataFrame) -> str:
     more = by.loc["all levels"]
     shown = "yes" if more["gain_low"] > 0 else "no, less" if more["gain_high"] < 0 else "not shown"
     start = rows[rows["n"] == rows["n"].min()].groupby("levels")["value"].mean()
-    righted = 100 * by["gain"].astype(float) / (1.0001 - start)  # at 1 nothing was wrong
+    righted = (
+        100 * by["gain"].astype(float) / (1 - start).clip(lower=1e-9)
+    )  # at 1 nothing was wrong, nor gained
     return (
         f"{asked} {(shown if more['chance'] < 0.05 else 'not shown').capitalize()}: from n = "
         f"{rows['n'].min()} to {rows['n'].max()} accuracy, a mean over strategies, gains "

@@ -344,9 +344,8 @@ def load_table(path: Folders, table: str) -> pd.DataFrame:
         )
     folders = _run_folders(path)
     files = [folder / f"{table}.parquet" for folder in folders]
-    for folder in folders:
-        there = [name for name in TABLES if (folder / f"{name}.parquet").is_file()]
-        if table not in there and there == ["runs", "problems"]:
+    for folder, file in zip(folders, files, strict=True):
+        if not file.is_file() and {each.name for each in folder.iterdir()} == {*LIGHT}:
             raise RunStoreError(
                 f"{folder.name} has no {table}: it came in a light archive. Import a whole one "
                 "elsewhere (--runs DIR), or delete the folder and run it again."

@@ -470,7 +470,6 @@ class ProblemScores:
         self._judge = f"{prm.fingerprint}/{seed}" if prm.critiques else prm.fingerprint
         self.cache = cache
         self.counts = ScoreCounts()
-        self._question = problem.problem
         self._problem = problem.id, problem.problem  # an id may be another file's, too
         self._nodes: dict[tuple[str, ...], StepNode] = {(): StepNode((), array("i"), asks=False)}
 
@@ -481,7 +480,7 @@ class ProblemScores:
     @property
     def beginning(self) -> TokenIds:
         """What the inputs of this problem begin with: the question, with an empty step."""
-        return self.prm.first_input(self._question, "")
+        return self.prm.first_input(self._problem[1], "")
 
     def inputs(self, solutions: Iterable[tuple[str, ...]]) -> list[TokenIds]:
         """The PRM's inputs of these solutions, those left out that it has no room for."""
@@ -626,7 +625,7 @@ class ProblemScores:
         if parent.token_ids:
             token_ids = self.prm.next_input(parent.token_ids, steps[-1])
         else:
-            token_ids = self.prm.first_input(self._question, steps[-1])
+            token_ids = self.prm.first_input(self._problem[1], steps[-1])
         fits = len(token_ids) + self.prm.reserve < self.prm.engine.max_model_len
         return token_ids if fits else None, fits
 

@@ -58,7 +58,7 @@ class EngineClient(ForeignEngine):
         self._inbox: SimpleQueue[tuple[int, Job] | Refused] = SimpleQueue()
         self.refused: Refused | None = None  # once it was cancelled
 
-    def _started(self, sequence: EngineSequence) -> Job:
+    def _start(self, sequence: EngineSequence) -> None:
         if self.refused is not None:
             raise self.refused
         number = sequence.request_id
@@ -66,7 +66,7 @@ class EngineClient(ForeignEngine):
         own["priority"] = self._priority
         job = Job(self.name, sequence.token_ids, lambda job: self._inbox.put((number, job)), **own)
         self._thread.submit([job])
-        return job
+        self._pending[number] = job
 
     def _advance(self) -> None:
         """Raises what `cancel` was given."""
