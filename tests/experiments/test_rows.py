@@ -413,9 +413,9 @@ def test_what_thrashing_costs_is_one_sentence(sweep, lost):
 def test_sameness_of_the_recorded_pair_is_its_records(tmp_path) -> None:
     """Of the committed record; one setting that differs fails; without policies it is untested."""
     claim = claims.identical_claim()
-    assert claim.verdict == claims.UNTESTED, "of policies and techniques, which it has not"
-    assert "under 5 of 5 further settings" in claim.number
-    assert ", 0 of them of a policy and 0 with all techniques, with" in claim.number
+    assert claim.verdict == claims.HOLDS
+    assert "under 8 of 8 further settings" in claim.number
+    assert ", 3 of them of a policy and 1 with all techniques, with" in claim.number
     names = ("identical@share", "identical@phase_aware,1200MiB,techniques")
     rows = [{"name": name, "value": 1.0} for name in (*names, f"preemptions{names[1][9:]}")]
     (tmp_path / "record.json").write_text(json.dumps({"rows": rows}))

@@ -19,7 +19,6 @@ GIVEN = {
     "live_memory_split": {"num_problems": 9, "n": 4, "max_depth": 12, "moves": [0.2], "every": 5},
     "what_if": {"recording": "tiny-16-n4", "num_replays": 7, "llm_share": 0.2},
     "02_memory_split": TINY,
-    "03_block_occupancy": TINY,
     "10_explore": {"llm_share": 0.3},
 }
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -58,10 +57,9 @@ def assert_sound(book):
     assert book.page.locator('[data-title*="Share"], [data-title*="cloud"]').count() == 0
 
 
-@pytest.mark.parametrize("name", ["02_memory_split", "03_block_occupancy"])
-def test_the_slider_of_a_measured_figure_moves_it(open_notebook, name):
+def test_the_slider_of_a_measured_figure_moves_it(open_notebook):
     """Two measured shares; from the lower one to the upper."""
-    book = open_notebook(name)
+    book = open_notebook("02_memory_split")
     output = book.output("or type")
     row = output.locator(".widget-hbox", has_text="share").first
     book.drag(row, -200)
@@ -69,7 +67,7 @@ def test_the_slider_of_a_measured_figure_moves_it(open_notebook, name):
     before = book.drawn(output)
     book.drag(row, 200)
     assert book.wait_for_change(output, before)
-    shot(book, name)
+    shot(book, "02_memory_split")
     assert_sound(book)
 
 
