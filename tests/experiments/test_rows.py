@@ -176,7 +176,7 @@ def test_more_compute_where_it_is_hard_is_told_with_where_both_begin(strategies)
     assert "hard? Not shown: from n = 4 to 8" in words
     assert f"at levels to 3, from {begin:.2f}, and" in words
     righted = 100 * easier["gain"].iloc[0] / (1 - begin)
-    assert f"Of the wrong answers these are about {righted:.0f} % and " in words
+    assert f"wrong about {righted:.0f} % are right then at levels to 3 and " in words
     shown = rows.assign(chance=0.01, gain_low=0.1)
     assert "hard? Yes: from" in claims.harder_in_words(shown)
     less = claims.harder_in_words(shown.assign(gain_low=-1.0, gain_high=-0.1))
@@ -473,6 +473,10 @@ def test_pairs_agree_by_the_interval_of_the_peak_and_by_the_order_of_shares():
     alike = pd.DataFrame(rows, columns=columns).replace({"value": dict.fromkeys((4, 5, 2, 1), 1.0)})
     assert "agrees" not in (said := claims.rungs_in_words(alike)) and "differs" not in said
     assert said.count("the shares have no order to compare") == 2
+    lacks = pd.DataFrame(
+        [row for row in rows if row[2] != 0.2 or row[0] == REPLAYED], columns=columns
+    )
+    assert claims.rungs_in_words(lacks).count("too few shares were tried there for an order") == 1
 
 
 def test_how_far_the_agreement_was_chosen_stands_beside_it():

@@ -40,6 +40,7 @@ OUT_OF_STEP = (
 """Why continuous problem batching can be slower: search/rounds.py, reports/bench/NOTES.md."""
 HARDLY = 0.05  # accuracy below which a gain is hardly one
 AGREE = 0.8  # rank correlation from which on two pairs are said to order the shares alike
+FEW = 4  # shares, of fewer of which no order is told
 MATTERS = 0.01  # of prompt tokens not found cached
 SMOL = "measured SmolLM2"
 PAIRS = {"measured tiny": "measured tiny pair", SMOL: "SmolLM2, measured",
@@ -130,7 +131,7 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     on = f"what is called a peak: 0.3 is one of several shares that {several}"
     if not inside:
         end = shares.max() if peak["high"] >= shares.max() else shares.min()
-        on = f"whether a model is short of room at {end:.2f}, which is not shown here"
+        on = f"whether a model is short of room at {end:.2f}, as none is shown to be here"
     return _judged("C1", covers and inside and narrow, not covers, number, on)
 
 
@@ -449,8 +450,9 @@ def harder_in_words(rows: pd.DataFrame) -> str:
         f"{said[drawn.EASIER]} at {drawn.EASIER}, from {start[drawn.EASIER]:.2f}, and "
         f"{said[drawn.HARDER]} at {drawn.HARDER}, from {start[drawn.HARDER]:.2f}: "
         f"{said['all levels']} more there; were the levels drawn by lot, a difference as large "
-        f"would come with a probability of {more['chance']:.3f}. Of the wrong answers these "
-        f"are about {righted[drawn.EASIER]:.0f} % and {righted[drawn.HARDER]:.0f} %"
+        f"would come with a probability of {more['chance']:.3f}. That is in points: of the answers "
+        f"that were wrong about {righted[drawn.EASIER]:.0f} % are right then at {drawn.EASIER} and "
+        f"{righted[drawn.HARDER]:.0f} % at {drawn.HARDER}"
     )
 
 
@@ -535,6 +537,8 @@ def rungs_in_words(split: pd.DataFrame) -> str:
         ranks = f"the order of shares {alike} (Spearman's rank correlation {order:.2f})"
         if pd.isna(order):
             ranks = "the shares have no order to compare: on one of the two all do the same work"
+        elif len(rates[str(other)]) < FEW:
+            ranks = "too few shares were tried there for an order"
         told.append(
             f"on {pair_in_words(str(other))}, {first:.2f} to {last:.2f}, which {overlap}, and "
             f"{ranks}"

@@ -143,9 +143,12 @@ def split_numbers(drawn: Drawn) -> Named:
     rate, peak, same = judged.read_split(drawn.rows("memory_split"))
     alike = rate.loc[same["low"] : same["high"], "value"]
     middle, fall = settings.nearest_to_thesis(rate.index), set[str]()
+    lows, highs = list[float](), list[float]()
     for rung, name in PAIRS.items():
         split = drawn.rows("memory_split", rung)
-        speed, _, own = judged.read_split(split)
+        speed, top, own = judged.read_split(split)
+        lows.append(top["low"])
+        highs.append(top["high"])
         loses = speed["ratio_high"].fillna(speed["ratio"]) < 1  # is shown to, against 0.3
         loses.loc[own["low"] : own["high"]] = False
         ends = zip(("the lower end", "the upper end"), loses.iloc[[0, -1]])
@@ -158,8 +161,12 @@ def split_numbers(drawn: Drawn) -> Named:
         found[f"mid{short.capitalize()}"] = percent(spent[middle])
         reach = sensitivity.reach(100 * spent.min(), 100 * spent.max(), ".0f")
         found[f"{short}Reach"] = f"{reach} %"
+    low, high = max(lows), min(highs)
     return found | {
         "falls": "at both ends" if len(fall) > 1 else f"at {judged.listed(fall, '')}",
+        "everywhere": sensitivity.reach(low, high, ".2f") if low <= high else "none",
+        "farSearch": drawn.said("memory_split", OF_REPLAY),
+        "smolSearch": drawn.said("memory_split", OF_REPLAY.replace("1B", "SmolLM2")),
         "peakLow": f"{peak['low']:.2f}",
         "peakHigh": f"{peak['high']:.2f}",
         "countedApart": percent(apart.max(), 1),
@@ -296,7 +303,11 @@ def strategy_numbers(drawn: Drawn) -> Named:
     names = most["best"].iloc[0], "beam_search"
     best, beam = (most[most["strategy"] == name].iloc[0] for name in names)
     found = judged.ranked_strategies(rows)["all levels"]
+    often = most[most["prm_thrash"] >= judged.RARE_EVENTS]
+    often = often["strategy"] + often["prm_thrash"].map(" {:,.0f}".format)
     return {
+        "strategyBeamThrash": f"{beam['prm_thrash']:.0f}",
+        "strategyThrash": judged.listed(often, ""),
         "strategyRanked": "; ".join(f"with n = {n} {line}" for n, line in found.items()),
         "strategyMost": f"{best['n']}",
         "strategyBest": f"{best['strategy']}",
@@ -340,7 +351,8 @@ def policy_numbers(drawn: Drawn) -> Named:
         found[f"{name}OneName"] = plans.TECHNIQUES[best].said
         found[f"{name}Count"] = f"{len(alone)}"
     tried = table[(table["policy"] == plans.STATIC) & (table["technique"] == plans.NONE)]
-    shares = tried.set_index("kv_share")["value"].sort_index()
+    plain = tried.set_index("kv_share")[BOUNDS].sort_index()
+    shares, others = plain["value"], alone["value"].drop(best).sort_values()
     edge = ", the highest of them" if shares.idxmax() == shares.index[-1] else ""
     for share in rows.loc[rows["metric"] == "infeasible", "kv_share"].drop_duplicates():
         edge += f"; {share:g} leaves a model less than one request"
@@ -354,6 +366,9 @@ def policy_numbers(drawn: Drawn) -> Named:
         "farPolicySearch": drawn.said("optimisation_replayed", OF_REPLAY),
         "tried": judged.listed(shares.index, "g"),
         "bestTried": f"{shares.idxmax():g}{edge}",
+        "worstTried": f"{shares.min():.2f} at {shares.idxmin():g}",
+        "tinyStatic": FORM.format(*plain.loc[THESIS_SHARE]),
+        "tinyOthers": judged.listed(others, ".2f"),
         "budget": f"{rows['budget'].min():g}",
         "workingSet": size,
         "splitInW": f"{held / parse_size(size):.1f}",
@@ -411,6 +426,7 @@ def missing_numbers(drawn: Drawn) -> Named:
     """What is replayed, and how many of the open values leave the conclusion standing."""
     rows, base = drawn.rows(sensitivity.FIGURE), drawn.parameters(sensitivity.FIGURE)
     table = sensitivity.missing_values(rows, {"parameters": base}).set_index("value")
+    replayed = sensitivity.Base(rounds=base["rounds"])
     given = table.index.isin(sensitivity.GIVEN)
     kept, breaks = (table["conclusion"] == w for w in (sensitivity.SURVIVES, sensitivity.DEPENDS))
     own = rows[rows["kind"] == "setting"].set_index("value")
@@ -421,12 +437,11 @@ def missing_numbers(drawn: Drawn) -> Named:
     told = table["told"].str.partition("; plateau")[0]
     return {
         "farInFlight": f"{base['asked']['in_flight']}",
-        "farRounds": f"{base['rounds']}",
+        "farDepth": replayed.depth,
         "farProblems": drawn.said(sensitivity.FIGURE, r"of (\d+) problems"),
-        "farSearch": drawn.said("memory_split", OF_REPLAY),
         "takenTold": sensitivity.verdict(own.loc[[sensitivity.TAKEN]])[1],
-        "deepTried": str(table.at["depth of the search", "tried"]),
-        "deepTold": str(table.at["depth of the search", "told"]),
+        "cutTried": str(table.at["depth of the search", "tried"]),
+        "cutTold": str(table.at["depth of the search", "told"]),
         "missingCount": f"{((kept | breaks) & ~given).sum()}",
         "missingKept": f"{(kept & ~given).sum()}",
         "givenCount": f"{given.sum()}",

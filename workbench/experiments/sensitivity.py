@@ -27,6 +27,7 @@ from workbench.experiments.settings import REPLAYED, THESIS_SHARE, nearest_to_th
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
 from workbench.replay.advise import (
+    DEPTH,
     NEAR,
     NO_LIMIT,
     ROLES,
@@ -65,8 +66,8 @@ class FixedPRM(Pair):
 class Setting:
     """One way to set a value; what is not named is as taken.
 
-    asked: fields of Question; assumed: of Assumptions; seed, rounds: of the drawn search; need:
-    width and activations, as Need.of takes them; pair: what is replayed.
+    asked: fields of Question; assumed: of Assumptions; seed: of the drawn search; rounds: as Base's;
+    need: width and activations, as Need.of takes them; pair: what is replayed.
     """
 
     label: str
@@ -173,9 +174,8 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
         Value("seeds", "not stated", f"{len(tiny.seeds)} (default), {len(full.seeds)} (full)",
               "a run's seed fixes every token",
               tuple(Setting(f"seed {seed}", seed=seed) for seed in (1, 2))),
-        Value("depth of the search", "40 steps", f"the first {base.rounds} rounds, two a step",
-              "a replay of seconds; deeper beams need more cache",
-              (Setting("80 rounds", rounds=80),)),
+        Value("depth of the search", "40 steps", base.depth, "the thesis's",
+              (Setting("the first 16 rounds", rounds=16),)),
         Value(SWAP, "not stated", "recompute", "no second memory to swap to"),
     )  # fmt: skip
 
@@ -185,19 +185,25 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What all settings are compared with. rounds: replayed of a search, two a step; replays:
-    shares of a setting, at least three.
+    """What all settings are compared with. rounds: replayed of a search, two a step (None: of all
+    its steps); replays: shares of a setting, at least three.
     """
 
     asked: Question = ASKED
-    rounds: int = 16
+    rounds: int | None = None
     replays: int = 6
+
+    @property
+    def depth(self) -> str:
+        """How far a search is replayed."""
+        return f"the first {self.rounds} rounds, two a step" if self.rounds else f"{DEPTH} steps"
 
     def pair(self, setting: Setting) -> Pair:
         """What a setting is replayed with, its search drawn. Raises as `advise`."""
         asked = replace(self.asked, **setting.asked)
         rounds = setting.rounds or self.rounds
-        drawn = asked.drawn(rounds // 2, setting.seed, Assumptions(**setting.assumed))
+        steps = rounds // 2 if rounds else DEPTH
+        drawn = asked.drawn(steps, setting.seed, Assumptions(**setting.assumed))
         pair = setting.pair(asked, drawn, **setting.need)
         pair.rounds = rounds
         return pair
@@ -264,7 +270,7 @@ class Base:
             except ConfigError:  # more than can be asked: a row says so
                 continue
             rounds = setting.rounds or self.rounds
-            each = replay_seconds(asked.problems, asked.n, rounds // 2)
+            each = replay_seconds(asked.problems, asked.n, rounds // 2 if rounds else DEPTH)
             seconds += [each] * (max(self.replays, 3) + 1)  # shares, and memory without limit
         return seconds
 
@@ -284,9 +290,8 @@ class Base:
         total = format_size(parse_size(a.total)) if a.total else f"{USABLE:.0%} of the device's"
         return (
             f"LLM {a.llm}, PRM {a.prm} ({REPLAYED}); total memory {total}, activations in it.\n"
-            f"The first {self.rounds} rounds, two a step, of a search of {a.problems} problems, 1 "
-            f"seed, n = {a.n}, beam width {a.beam_width}, {a.in_flight} in flight; simulated "
-            f"{device.name}. "
+            f"A search of {a.problems} problems, {self.depth}, 1 seed, n = {a.n}, beam width "
+            f"{a.beam_width}, {a.in_flight} in flight; simulated {device.name}. "
             f"{NOTHING_WAS_RUN.format(DRAWN)}"
         )
 
