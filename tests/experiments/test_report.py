@@ -159,12 +159,21 @@ def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_pa
         ((value, low, high),) = own[["value", "low", "high"]].to_numpy() / best[0]
         assert named[name] == f"{value:.2f} ({low:.2f} to {high:.2f})"
     assert named["bestTried"].startswith(f"{best[1]:g}")
+    plain = {share: v for (p, what, share), v in speed.items() if (p, what) == PLAIN}
+    worst = min(plain, key=plain.__getitem__)
+    assert named["worstTried"] == f"{plain[worst] / best[0]:.2f} at {worst:g}"
+    assert named["tinyStatic"].startswith(f"{plain[0.3] / best[0]:.2f} (")
+    assert (
+        len(named["tinyOthers"].replace(" and ", ", ").split(", ")) == int(named["tinyCount"]) - 1
+    )
     assert named["bestTried"].endswith("; 0.9 leaves a model less than one request")
 
 
 def test_what_more_memory_leaves_to_gain_is_told_for_every_further_budget(tmp_path) -> None:
     """Over the best static split of its own budget; nothing where one budget was tried."""
-    shutil.copy(FOLDER / "optimisation.json", tmp_path)
+    far = "optimisation_replayed"
+    for name in ("optimisation.json", f"{far}.json", f"{far}.parquet"):
+        shutil.copy(FOLDER / name, tmp_path)
     rows = pd.read_parquet(FOLDER / "optimisation.parquet")
     rows = rows[rows["budget"] == rows["budget"].min()]
     ample = rows.assign(budget=2.0, value=3 * rows["value"], low=2 * rows["low"])
@@ -177,7 +186,15 @@ def test_what_more_memory_leaves_to_gain_is_told_for_every_further_budget(tmp_pa
     value, low, high = (rate.loc[EVERYTHING].iloc[0][c] / best for c in ("value", "low", "high"))
     told = report.gain_numbers(report.Drawn(tmp_path))
     assert told["ampleAll"] == f"{value:.2f} ({2 / 3 * low:.2f} to {high / 3:.2f}) with 2 W"
-    assert {*told} == {"ampleFlow", "ampleTogether", "ampleAll"}
+    names = "ampleFlow", "ampleTogether", "ampleAll"
+    assert {*told} == {*names, *(f"farA{name[1:]}" for name in names)}
+    rows = pd.read_parquet(FOLDER / f"{far}.parquet").query("metric == 'tokens_per_s'")
+    rate = rows[rows["budget"] == 1].set_index(["policy", "technique", "kv_share"])["value"]
+    lost = rate.loc[FLOWING].iloc[0] / rate.loc["static", "none"].max()
+    assert (
+        told["farAmpleFlow"].startswith(f"{lost:.2f} (")
+        and " with 1 W and " in told["farAmpleFlow"]
+    )
 
 
 def test_padding_is_told_at_a_limit_of_both_kinds_and_a_fourth_pair_has_a_column(tmp_path) -> None:

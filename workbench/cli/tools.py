@@ -188,7 +188,7 @@ def _show_search(result: SearchResult, problem: Problem, depth: int, is_scored: 
 
 
 Asked = Annotated[dict[str, Any], [
-    option("total", str, "weights, activations, KV of both (default: 90 % of the device's)", metavar="SIZE"),
+    option("total", str, "weights to KV of both (default: 90 % of the device's)", metavar="SIZE"),
     option("llm_share", float, "the present split, to compare with (default: 0.5)"),
     option("n", int, "beams of a problem (default: 16)"),
     option("beam_width", int, "children of a survivor (default: 4)"),

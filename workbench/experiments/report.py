@@ -162,10 +162,14 @@ def split_numbers(drawn: Drawn) -> Named:
         reach = sensitivity.reach(100 * spent.min(), 100 * spent.max(), ".0f")
         found[f"{short}Reach"] = f"{reach} %"
     low, high = max(lows), min(highs)
+    far = judged.read_split(drawn.rows("memory_split", REPLAYED))[0]
+    wide = (far["ratio_high"] - far["ratio_low"]).fillna(0.0)
+    least = FORM.format(*far.loc[wide.idxmax(), ["ratio", "ratio_low", "ratio_high"]])
     return found | {
         "falls": "at both ends" if len(fall) > 1 else f"at {judged.listed(fall, '')}",
         "everywhere": sensitivity.reach(low, high, ".2f") if low <= high else "none",
         "farSearch": drawn.said("memory_split", OF_REPLAY),
+        "leastSure": f"{least} at {wide.idxmax():.2f}" if wide.any() else "none",
         "smolSearch": drawn.said("memory_split", OF_REPLAY.replace("1B", "SmolLM2")),
         "peakLow": f"{peak['low']:.2f}",
         "peakHigh": f"{peak['high']:.2f}",
@@ -385,19 +389,21 @@ def recorded(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 def gain_numbers(drawn: Drawn) -> Named:
     """What the default policy and all techniques gain where there is more memory."""
-    budgets = sorted(drawn.rows("optimisation")["budget"].dropna().unique())[1:]
-    if not budgets:
-        raise LookupError("no second budget was tried")
     keys = {"Flow": (plans.ELASTIC, plans.NONE), "Together": (plans.STATIC, plans.ALL),
             "All": (plans.ELASTIC, plans.ALL)}  # fmt: skip
     found = dict[str, list[str]]()
-    for at in budgets:
-        times = techniques_of(drawn, "optimisation", at).set_index(["policy", "technique"])[BOUNDS]
-        for name, key in keys.items():
-            value, low, high = times.loc[[key]].iloc[0]
-            same = f"{value:.2f} (with the same work)"
-            told = same if low == high else FORM.format(value, low, high)
-            found.setdefault(f"ample{name}", []).append(f"{told} with {at:g} W")
+    for figure, rung, pair in (("optimisation", TINY, "ample"),
+                               ("optimisation_replayed", REPLAYED, "farAmple")):  # fmt: skip
+        budgets = sorted(drawn.rows(figure, rung)["budget"].dropna().unique())[1:]
+        if not budgets:
+            raise LookupError("no second budget was tried")
+        for at in budgets:
+            times = techniques_of(drawn, figure, at).set_index(["policy", "technique"])[BOUNDS]
+            for name, key in keys.items():
+                value, low, high = times.loc[[key]].iloc[0]
+                same = f"{value:.2f} (with the same work)"
+                told = same if low == high else FORM.format(value, low, high)
+                found.setdefault(f"{pair}{name}", []).append(f"{told} with {at:g} W")
     return {name: " and ".join(told) for name, told in found.items()}
 
 

@@ -66,8 +66,8 @@ class FixedPRM(Pair):
 class Setting:
     """One way to set a value; what is not named is as taken.
 
-    asked: fields of Question; assumed: of Assumptions; seed: of the drawn search; rounds: as Base's;
-    need: width and activations, as Need.of takes them; pair: what is replayed.
+    asked: fields of Question; assumed: of Assumptions; seed: of the drawn search; need: width and
+    activations, as Need.of takes them; pair: what is replayed; rounds: as Base's.
     """
 
     label: str
