@@ -259,6 +259,8 @@ def heading(found: dict[str, Any]) -> str:
     where = f"{machine['gpu'] or machine['cpu']}, {sizes}{isa}"
     with_ = f"Python {software['python']}, torch {software['torch']}"
     seeds = f", {mode['seeds']} seeds" if mode.get("seeds") else ""
+    if seeds and "problems_in_flight" in mode:
+        seeds = f", {mode['problems']} problems, {mode['problems_in_flight']} in flight{seeds}"
     model = mode.get("model") or mode.get("llm") or ""
     given = {} if not model or model.startswith("tiny-") else {"model": model}
     if machine["gpu"]:
