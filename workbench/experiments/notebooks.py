@@ -45,7 +45,8 @@ def notebook_files(names: Sequence[str] | None = None, folder: Path | None = Non
     by_name = {file.stem.split("_")[0]: file for file in reversed(known)}
     by_name |= {file.stem: file for file in known}
     wanted = [each.removesuffix(".ipynb") for each in names]
-    require_known(wanted, list(by_name), place.name, "notebook")
+    unknown = [name for name in wanted if name not in by_name]
+    require_known(unknown, [file.stem for file in known], place.name, "notebook")
     return [by_name[name] for name in wanted]
 
 
