@@ -23,14 +23,16 @@ from workbench.bench import doubts
 from workbench.bench.record import median_row
 from workbench.config import POLICIES
 from workbench.experiments.claims import (
+    RARE_EVENTS,
     SMOL,
     harder_in_words,
+    most_accurate_for,
     ranked_strategies,
     split_in_words,
     time_spent,
 )
 from workbench.experiments.provenance import counted, describe, git
-from workbench.experiments.settings import RECORDED, REPLAYED
+from workbench.experiments.settings import RECORDED, REPLAYED, THESIS_SHARE
 from workbench.replay.workload import IN_FLIGHT
 
 ROOT = Path(__file__).parent.parent
@@ -565,15 +567,26 @@ def strategies() -> list[str]:
         ]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     best = [f"n = {n}: {line}" for n, line in ranked_strategies(rows)["all levels"].items()]
+    most = own[own["n"] == own["n"].max()].set_index("strategy")["prm_thrash"]
+    again, often = "", most[most >= RARE_EVENTS]
+    if len(often):
+        again = (
+            f" There, with {heads[-1]}, {len(often)} strategies make the PRM ask again for what "
+            f"was evicted ({often.min():,.0f} to {often.max():,.0f} of 1,000 look-ups, beam search "
+            f"{most['beam_search']:,.0f}), which is part of their PRM tokens and seconds."
+        )
     return [
         "**Strategies** on the embedded pair (notebook 11): accuracy with its 95 % interval; what "
         "a problem takes: tokens that the LLM samples and the PRM computes, and seconds.",
         "",
-        f"{searched}; {ran}. Lookahead samples rollouts, too.",
+        f"{searched}; {ran}. LLM share {THESIS_SHARE}.{again} Lookahead samples rollouts, too.",
         "",
         *lines,
         "",
-        f"Most accurate, compared problem by problem: {'; '.join(best)}. {harder_in_words(rows)}.",
+        f"Most accurate, compared problem by problem: {'; '.join(best)}. Of all that sample no "
+        f"more tokens, from few to many: {most_accurate_for(rows, 'tokens')}.",
+        "",
+        f"{harder_in_words(rows)}.",
         "",
     ]
 

@@ -40,6 +40,7 @@ UNTITLED = {  # they share another's title
     "optimisation": ("yaxis2",),
     "sensitivity": ("yaxis2",),
     **dict.fromkeys(("thrashing", "prm_blocks", "critiques"), ("xaxis",)),
+    "search_strategies": ("xaxis", "xaxis3"),  # above the titled one, of other lengths
     "memory_split": ("xaxis", "xaxis2"),
 }
 OVER_SHARES = ("memory_split", "prefix_hits", "thrashing", "lost_time", "balance", "critiques")
@@ -230,7 +231,7 @@ def test_a_search_tree_shows_every_node_and_edge_once():
 
 
 def test_a_strategy_is_one_line_in_each_panel_from_few_beams_to_many():
-    """Told apart by more than colour; on the left n with its tokens, on the right seconds."""
+    """Told apart by more than colour; on the left tokens, a little aside, on the right seconds."""
     fig, rows = drawn("search_strategies"), synthetic.strategy_rows()
     assert len(fig.data) == 3 * 2 * rows["strategy"].nunique()
     assert [[n for n, *_ in t.customdata] for t in fig.data] == [[4, 16]] * len(fig.data)
@@ -243,13 +244,12 @@ def test_a_strategy_is_one_line_in_each_panel_from_few_beams_to_many():
     assert [tokens for _, tokens, _ in left.customdata] == list(own["tokens"])
     assert list(left.y) == list(right.y) == list(own["value"])
     assert list(right.x) == list(own["seconds"]), "seconds stand where they are"
-    at_n = {t.x[0] for t in named}
-    assert len(at_n) == len(named), "bars do not cover each other"
-    assert max(abs(x) for x in at_n) < 0.5, "nor those of another n"
-    told = fig.layout.xaxis5  # of the hard levels: the middle one of nine
-    assert [text.partition(":")[0] for text in told.ticktext] == ["4", "16"]
-    few = rows[(rows["n"] == 4) & (rows["levels"] == "levels from 4")]["tokens"].median()
-    assert told.ticktext[0] == f"4: {few:,.0f}"
+    aside = np.array(left.x) / own["tokens"].to_numpy()
+    assert len({*aside.round(9)}) == 1 and 1 / 1.27 < aside[0] < 1.27, "one strategy's in one place"
+    at_n = {round(t.x[0] / t.customdata[0][1], 9) for t in named}
+    assert len(at_n) == len(named), "bars of equal tokens do not cover each other"
+    low, high = fig.layout.xaxis5.range
+    assert 10**low < min(left.x) and max(left.x) < 10**high
 
 
 def test_a_writing_prm_stands_beside_one_that_scores_at_once_each_over_its_own_best():

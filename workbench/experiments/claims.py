@@ -40,6 +40,7 @@ OUT_OF_STEP = (
 """Why continuous problem batching can be slower: search/rounds.py, reports/bench/NOTES.md."""
 HARDLY = 0.05  # accuracy below which a gain is hardly one
 AGREE = 0.8  # rank correlation from which on two pairs are said to order the shares alike
+SAME_BUDGET = 1.02  # times a budget counts as the same
 FEW = 4  # shares, of fewer of which no order is told
 MATTERS = 0.01  # of prompt tokens not found cached
 SMOL = "measured SmolLM2"
@@ -426,6 +427,18 @@ def ranked_strategies(rows: pd.DataFrame) -> pd.Series:
     beaten = f"shown to beat all {rows['strategy'].nunique() - 1} others"
     shown = ("not shown to beat " + best["alike"]).where(best["alike"] != "", beaten)
     return best["strategy"] + best["value"].map(" ({:.3f}), ".format) + shown
+
+
+def most_accurate_for(rows: pd.DataFrame, spent: str) -> str:
+    """Of rows of rows.strategy_rows those that are most accurate of all that spend no more (tokens
+    or seconds, 2 % more counting as none), from little to much; estimates, without a test.
+    """
+    own = rows[rows["levels"] == "all levels"].sort_values(spent)
+    told = []
+    for _, row in own.iterrows():
+        if row["value"] >= own.loc[own[spent] <= SAME_BUDGET * row[spent], "value"].max():
+            told.append(f"{row['strategy']} with n = {row['n']} ({row['value']:.3f})")
+    return listed(told, "")
 
 
 def harder_in_words(rows: pd.DataFrame) -> str:

@@ -306,13 +306,18 @@ def strategy_numbers(drawn: Drawn) -> Named:
     most = rows[(rows["levels"] == "all levels") & (rows["n"] == rows["n"].max())]
     names = most["best"].iloc[0], "beam_search"
     best, beam = (most[most["strategy"] == name].iloc[0] for name in names)
-    found = judged.ranked_strategies(rows)["all levels"]
+    ranked = judged.ranked_strategies(rows)
+    found = ranked["all levels"]
+    levels = [f"at {at}, n = {n}: {line}" for (at, n), line in ranked.items() if at != "all levels"]
     often = most[most["prm_thrash"] >= judged.RARE_EVENTS]
     often = often["strategy"] + often["prm_thrash"].map(" {:,.0f}".format)
     return {
         "strategyBeamThrash": f"{beam['prm_thrash']:.0f}",
         "strategyThrash": judged.listed(often, ""),
         "strategyRanked": "; ".join(f"with n = {n} {line}" for n, line in found.items()),
+        "strategyLevels": "; ".join(levels),
+        "strategyTokens": judged.most_accurate_for(rows, "tokens"),
+        "strategySeconds": judged.most_accurate_for(rows, "seconds"),
         "strategyMost": f"{best['n']}",
         "strategyBest": f"{best['strategy']}",
         "strategyAhead": "{:.3f} ({:.3f} to {:.3f})".format(*beam[["gap", "gap_low", "gap_high"]]),
