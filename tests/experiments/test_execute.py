@@ -252,6 +252,18 @@ def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(root) -
     assert "a recorded search's" in provenance_of(study)
 
 
+def test_a_recording_of_a_strategy_without_a_width_is_replayed_as_its_own_pair(root) -> None:
+    """Guards a KeyError, and the tiny pair drawn as the thesis's."""
+    name = "tiny-16-n16-rebase"
+    found = load_recording(name)
+    own = {"llm": found.llm.name, "prm": found.prm.name, "strategy": "rebase"}
+    own |= {"num_problems": len(found.problems), "n": 16, "max_depth": 40, "max_model_len": 2048}
+    own |= {"total_memory": "64MiB", "prm_format": None, "temperature": found.settings.temperature}
+    config = plans.recorded_config("quick", problems=name, shares=(0.2,), **own)
+    (run,) = run_replayed(config, root, progress=False).all_runs.to_dict("records")
+    assert (run["status"], run["rung"]) == ("finished", "replayed tiny-solver"), run["error"]
+
+
 def test_what_a_replay_tells_of_the_ablation_is_its_speed(root) -> None:
     """Guards C7 at the thesis's scale: a queue is waited in, and nothing is sampled to an end."""
     config = plans.replayed_config("quick", **FEW | {"min_problem_batch": 2})

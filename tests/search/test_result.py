@@ -9,7 +9,7 @@ from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.result import Mark, Throughput
 from workbench.search.search import run_search
-from workbench.search.strategies import BeamSearch, BestOfN
+from workbench.search.strategies import STEP_END, BeamSearch, BestOfN
 from workbench.search.variants import Lookahead
 from workbench.trace import NodeRow
 
@@ -76,6 +76,25 @@ def test_what_is_sampled_ahead_keeps_no_beam(fake_engine):
     ended = first.merge(result.candidates[["problem_id", "node_id"]])
     kept = first[first["kept"]].groupby("problem_id").size()
     assert kept.sub(ended.groupby("problem_id").size(), fill_value=0).le(8 // 4).all()
+
+
+@pytest.mark.parametrize("lookahead", [1, 2])
+def test_all_that_survive_are_kept(fake_engine, lookahead):
+    """Also where the one place left for a survivor is the child that was sampled ahead."""
+    strategy = Lookahead(n=4, beam_width=2, max_depth=6, lookahead=lookahead)
+    llm = fake_engine(lambda text, seed: f"{seed % 97}{'<eos>' if seed % 11 == 0 else STEP_END}")
+    problems = load_problems("tiny", limit=24)
+    result = run_search(problems, llm=llm, prm=PRM(fake_engine()), strategy=strategy)
+    alone = 0
+    for _, tree in result.tree.groupby("problem_id"):
+        judged = tree[tree["depth"] == 1]
+        for depth in range(1, strategy.max_depth):
+            growing = judged[~judged["finished"]]
+            kept = growing[growing["kept"]]["node_id"]
+            assert len(kept) == min(2, len(growing))
+            judged = tree[(tree["depth"] == depth + 1) & tree["parent_id"].isin(kept)]
+            alone += (judged.groupby("parent_id").size() == 1).sum()
+    assert alone, "a survivor has one child"
 
 
 def test_what_lies_between_a_beam_and_what_it_is_judged_by_has_its_own_score(fake_engine):
@@ -156,7 +175,7 @@ def test_throughput_and_its_steady_state():
 @pytest.fixture
 def traced(fake_engine):
     llm, prm = (fake_engine(batch=4, traced=True) for _ in range(2))
-    problems = load_problems("tiny", limit=6)
+    problems = load_problems("tiny", limit=24)
     return run_search(problems, strategy=BeamSearch(n=6), llm=llm, prm=PRM(prm))
 
 

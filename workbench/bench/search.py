@@ -128,9 +128,12 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     if settings["peer"] is not None:
         told: dict[str, Any] = {"peer": ",".join(chosen_systems(settings["peer"]))}
         told |= {"kv_memory": KV_MEMORY, "reuse_partial_blocks": True}
-        told |= {"problems": PEER_PROBLEMS[profile]}
+        own = {"limit": PEER_PROBLEMS[profile], "levels": EASY, "strategy": settings["strategy"]}
+        workload = make_workload(llm, prm, settings["problems"], **own)
+        told |= {"problems": workload.num_problems, "source": Path(workload.problems).name}
+        told |= {"problem_ids": [each.id for each in sweep_problems(workload)]}
         told |= {"repeats": settings["repeats"] or PEER_REPEATS[profile]}
-        return told | sizes_of(make_workload(llm, prm, strategy=settings["strategy"]))
+        return told | sizes_of(workload)
     limit, seeds = PROFILES[profile]
     counts = {"problems": limit, "uncached_problems": min(limit, UNCACHED_PROBLEMS)}
     counts |= {"batch_invariant": True, "seeds": settings["seeds"] or seeds}

@@ -504,7 +504,8 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         raise ConfigError("A replay samples nothing: replay with finish_at_limit=False.")
     how, llm = answers.recording.settings, answers.recording.llm.name
     there: Any = {"llm": llm, "score_shuffle_seed": how.score_shuffle_seed}
-    there |= {name: how.strategy_settings[name] for name in ("n", "beam_width", "max_depth")}
+    sizes = how.strategy_settings
+    there |= {n: sizes[n] for n in ("n", "beam_width", "max_depth") if n in sizes}
     there |= {"num_problems": len(answers.recording.problems)}
     there |= {"strategy": next(n for n, s in STRATEGIES.items() if s.__name__ == how.strategy)}
     there |= {} if config.problems in recording_names() else {"dtype": "bfloat16"}
@@ -521,7 +522,10 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         asked |= {"kv_memory": spec.get("kv_bytes"), "kv_share": spec.get("kv_share")}
     else:
         asked |= {"total_memory": spec.total_bytes, "llm_share": spec.llm_share}
-    rung = settings.RECORDED if config.problems == settings.RECORDING else settings.REPLAYED
+    rung = settings.REPLAYED
+    if config.problems in recording_names():
+        own = config.problems == settings.RECORDING
+        rung = settings.RECORDED if own else f"replayed {config.llm}"
     if config.prm != answers.recording.prm.name:
         asked |= {"prm_spec": model_spec(config.prm), "prm_name": config.prm}
         rung = f"replayed {config.llm} + {config.prm}"

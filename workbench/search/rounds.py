@@ -106,6 +106,9 @@ class ActiveSearch:
             if not self.request.ahead:
                 self.tree.keep(beam.path[:-1] for beam in self.request.beams)
             self.steps = [None] * len(self.request.beams)
+        else:  # all children of a lookahead's survivor may have been sampled ahead
+            own = self.request.beams[: self.request.own]
+            self.tree.keep(beam.path[:-1] for beam in own)
 
     def finish(self, now_s: float) -> None:
         """Note the time of the answer, count, and let everything large but the tree go."""

@@ -90,9 +90,12 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Please score every step of each beam."""
+    """Please score every step of each beam. own: so many of them, the first, are asked about for
+    themselves (None: all), the others for those that they follow.
+    """
 
     beams: tuple[Beam, ...]
+    own: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

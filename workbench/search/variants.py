@@ -139,7 +139,7 @@ class Lookahead:
                 further = [beam.child(0) if beam.can_grow else beam for beam in ahead]
                 ahead = yield from sampled(further, known, ahead=True)
             asked = {beam.path: beam for beam in (*beams, *ahead)}
-            rows = dict(zip(asked, (yield Score(tuple(asked.values())))))
+            rows = dict(zip(asked, (yield Score(tuple(asked.values()), len(beams)))))
             beams = [beam.scored(rows[beam.path]) for beam in beams]
             done += [beam for beam in beams if not beam.can_grow]
             growing = [beam for beam in beams if beam.can_grow]
