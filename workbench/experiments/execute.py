@@ -524,8 +524,8 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         asked |= {"total_memory": spec.total_bytes, "llm_share": spec.llm_share}
     rung = settings.REPLAYED
     if config.problems in recording_names():
-        own = config.problems == settings.RECORDING
-        rung = settings.RECORDED if own else f"replayed {config.llm}"
+        rung = f"replayed {config.llm}"
+        rung = settings.RECORDED if config.problems == settings.RECORDING else rung
     if config.prm != answers.recording.prm.name:
         asked |= {"prm_spec": model_spec(config.prm), "prm_name": config.prm}
         rung = f"replayed {config.llm} + {config.prm}"

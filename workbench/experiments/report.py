@@ -307,8 +307,9 @@ def strategy_numbers(drawn: Drawn) -> Named:
     names = most["best"].iloc[0], "beam_search"
     best, beam = (most[most["strategy"] == name].iloc[0] for name in names)
     ranked = judged.ranked_strategies(rows)
-    found = ranked["all levels"]
-    levels = [f"at {at}, n = {n}: {line}" for (at, n), line in ranked.items() if at != "all levels"]
+    found, told = ranked["all levels"], ranked.reset_index(name="line")
+    told = told[told["levels"] != "all levels"].itertuples()
+    levels = [f"at {each.levels}, n = {each.n}: {each.line}" for each in told]
     often = most[most["prm_thrash"] >= judged.RARE_EVENTS]
     often = often["strategy"] + often["prm_thrash"].map(" {:,.0f}".format)
     return {
