@@ -378,7 +378,7 @@ def test_another_machine_or_version_is_a_warning(pair):
     text = " ".join(compare(*pair).warnings)
     assert "machine differs" in text
     assert "H200" in text
-    assert "versions differs" in text
+    assert "versions differ:" in text
 
 
 def test_runs_without_pairs_are_refused(tmp_path, pair):

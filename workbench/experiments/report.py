@@ -308,8 +308,8 @@ def strategy_numbers(drawn: Drawn) -> Named:
     best, beam = (most[most["strategy"] == name].iloc[0] for name in names)
     ranked = judged.ranked_strategies(rows)
     found, told = ranked["all levels"], ranked.reset_index(name="line")
-    told = told[told["levels"] != "all levels"].itertuples()
-    levels = [f"at {each.levels}, n = {each.n}: {each.line}" for each in told]
+    told = told[told["levels"] != "all levels"]
+    levels = [f"at {a}, n = {n}: {line}" for a, n, line in told.itertuples(index=False)]
     often = most[most["prm_thrash"] >= judged.RARE_EVENTS]
     often = often["strategy"] + often["prm_thrash"].map(" {:,.0f}".format)
     return {

@@ -794,7 +794,8 @@ def _warnings(left: pd.DataFrame, right: pd.DataFrame) -> Iterable[str]:
         values = [sorted(map(str, set(runs[column]))) for runs in (left, right)]
         if values[0] != values[1] or len(values[0]) > 1:
             a, b = (" / ".join(each) for each in values)
-            yield f"Seconds and rates do not compare. {column}: a {a}; b {b}."
+            verb = "differ" if column == "versions" else "differs"
+            yield f"{column} {verb}: a {a}; b {b}. Seconds and rates do not compare."
     for side, runs in (("a", left), ("b", right)):
         if runs["git_dirty"].astype("boolean").fillna(False).any():
             yield f"side {side} was measured with uncommitted changes."
