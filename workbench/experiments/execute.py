@@ -500,6 +500,7 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     own shape that gives the same scores. ConfigError for a setting that no replay has.
     """
     config, answers = spec.config, rung_answers(spec.config, spec.seed)
+    is_recorded = config.problems in recording_names()
     if config.finish_at_limit:
         raise ConfigError("A replay samples nothing: replay with finish_at_limit=False.")
     how, llm = answers.recording.settings, answers.recording.llm.name
@@ -508,7 +509,7 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     there |= {n: sizes[n] for n in ("n", "beam_width", "max_depth") if n in sizes}
     there |= {"num_problems": len(answers.recording.problems)}
     there |= {"strategy": next(n for n, s in STRATEGIES.items() if s.__name__ == how.strategy)}
-    there |= {} if config.problems in recording_names() else {"dtype": "bfloat16"}
+    there |= {} if is_recorded else {"dtype": "bfloat16"}
     for name, value in there.items():
         if (given := getattr(config, name)) != value:
             raise ConfigError(f"{name} is {given!r}; the search that is replayed has {value!r}.")
@@ -522,10 +523,8 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         asked |= {"kv_memory": spec.get("kv_bytes"), "kv_share": spec.get("kv_share")}
     else:
         asked |= {"total_memory": spec.total_bytes, "llm_share": spec.llm_share}
-    rung = settings.REPLAYED
-    if config.problems in recording_names():
-        rung = f"replayed {config.llm}"
-        rung = settings.RECORDED if config.problems == settings.RECORDING else rung
+    rung = f"replayed {config.llm}" if is_recorded else settings.REPLAYED
+    rung = settings.RECORDED if config.problems == settings.RECORDING else rung
     if config.prm != answers.recording.prm.name:
         asked |= {"prm_spec": model_spec(config.prm), "prm_name": config.prm}
         rung = f"replayed {config.llm} + {config.prm}"

@@ -140,29 +140,28 @@ def memory_numbers(drawn: Drawn) -> Named:
 def split_numbers(drawn: Drawn) -> Named:
     """Where throughput is highest and how sure that is; of each pair, what its shares lose."""
     lost, found = drawn.rows("lost_time"), Named()
-    rate, peak, same = judged.read_split(drawn.rows("memory_split"))
+    splits = {rung: drawn.rows("memory_split", rung) for rung in PAIRS}
+    reads = {rung: judged.read_split(split) for rung, split in splits.items()}
+    rate, peak, same = reads[TINY]
     alike = rate.loc[same["low"] : same["high"], "value"]
     middle, fall = settings.nearest_to_thesis(rate.index), set[str]()
-    lows, highs = list[float](), list[float]()
     for rung, name in PAIRS.items():
-        split = drawn.rows("memory_split", rung)
-        speed, top, own = judged.read_split(split)
-        lows.append(top["low"])
-        highs.append(top["high"])
+        speed, _, own = reads[rung]
         loses = speed["ratio_high"].fillna(speed["ratio"]) < 1  # is shown to, against 0.3
         loses.loc[own["low"] : own["high"]] = False
         ends = zip(("the lower end", "the upper end"), loses.iloc[[0, -1]])
         fall |= {end for end, is_slower in ends if is_slower}
-        told = losses(split, drawn.rows("lost_time", rung))
+        told = losses(splits[rung], drawn.rows("lost_time", rung))
         found |= {f"{name}{key}": text for key, text in told.items()}
-    apart = judged.counted_apart(drawn.rows("memory_split"))
+    apart = judged.counted_apart(splits[TINY])
     for part in ("recomputed_evicted", "recomputed_partial", "bookkeeping"):
         spent, short = judged.time_spent(lost, part), part.removeprefix("recomputed_")
         found[f"mid{short.capitalize()}"] = percent(spent[middle])
         reach = sensitivity.reach(100 * spent.min(), 100 * spent.max(), ".0f")
         found[f"{short}Reach"] = f"{reach} %"
-    low, high = max(lows), min(highs)
-    far = judged.read_split(drawn.rows("memory_split", REPLAYED))[0]
+    low = max(own["low"] for _, own, _ in reads.values())  # of where all peaks lie
+    high = min(own["high"] for _, own, _ in reads.values())
+    far = reads[REPLAYED][0]
     wide = (far["ratio_high"] - far["ratio_low"]).fillna(0.0)
     least = FORM.format(*far.loc[wide.idxmax(), ["ratio", "ratio_low", "ratio_high"]])
     return found | {

@@ -198,14 +198,17 @@ class Base:
         """How far a search is replayed."""
         return f"the first {self.rounds} rounds, two a step" if self.rounds else f"{DEPTH} steps"
 
+    def steps(self, setting: Setting) -> int:
+        """Of the search that a setting replays, two rounds each."""
+        rounds = setting.rounds or self.rounds
+        return rounds // 2 if rounds else DEPTH
+
     def pair(self, setting: Setting) -> Pair:
         """What a setting is replayed with, its search drawn. Raises as `advise`."""
         asked = replace(self.asked, **setting.asked)
-        rounds = setting.rounds or self.rounds
-        steps = rounds // 2 if rounds else DEPTH
-        drawn = asked.drawn(steps, setting.seed, Assumptions(**setting.assumed))
+        drawn = asked.drawn(self.steps(setting), setting.seed, Assumptions(**setting.assumed))
         pair = setting.pair(asked, drawn, **setting.need)
-        pair.rounds = rounds
+        pair.rounds = setting.rounds or self.rounds
         return pair
 
     def replayed(self, value: str, setting: Setting) -> pd.DataFrame:
@@ -269,8 +272,7 @@ class Base:
                 asked = replace(self.asked, **setting.asked)
             except ConfigError:  # more than can be asked: a row says so
                 continue
-            rounds = setting.rounds or self.rounds
-            each = replay_seconds(asked.problems, asked.n, rounds // 2 if rounds else DEPTH)
+            each = replay_seconds(asked.problems, asked.n, self.steps(setting))
             seconds += [each] * (max(self.replays, 3) + 1)  # shares, and memory without limit
         return seconds
 
