@@ -126,6 +126,8 @@ def test_strategies_are_compared_over_all_levels_and_over_the_easier_and_the_har
     assert found["tokens"].tolist() == pytest.approx(means)
     assert found["prm_tokens"].tolist() == pytest.approx([5 * mean for mean in means])
     assert found["seconds"].tolist() == pytest.approx([mean / 1000 for mean in means])
+    assert (found[["more", "more_low", "more_high"]] == 0).all(axis=None), "as best of n, each"
+    assert (found.loc["all levels", ["times", "times_low", "times_high"]] == 1).all()
     plots.search_strategies(rows)
 
 
@@ -156,6 +158,7 @@ def test_a_strategy_is_told_from_the_best_by_their_difference_problem_by_problem
     assert gaps.loc["rebase", "gap"] == 0.5 and gaps.loc["rebase", "gap_low"] > 0.3
     assert (of.loc[8, "gap_high"] == 0).all()
     assert of.loc[(4, "ets"), "gap_low"] > 0
+    assert of.loc[(4, "dvts"), "more"] == 0.5 and of.loc[(4, "dvts"), "more_low"] > 0.3
     rows = claims.judge_strategies(strategies, rows)
     best = rows[rows["strategy"] == rows["best"]].set_index(["levels", "n"])
     found = best.loc[("all levels", 4)]

@@ -50,7 +50,9 @@ def critique_rows(shares=SHARES):
     for kind, rate in (("scores", hump), ("critiques", hump / 5)):
         own = rooms(shares).assign(kind=kind)
         low, high = 0.9 * rate, 1.1 * rate
-        parts.append(own.assign(metric="problems_per_min", value=rate, low=low, high=high))
+        told = own.assign(metric="problems_per_min", value=rate, low=low, high=high)
+        over = rate / rate.max()
+        parts.append(told.assign(ratio=over, ratio_low=0.98 * over, ratio_high=over))
         for engine, again in (("llm", 500 * (0.5 - share)), ("prm", 900 * share)):
             parts.append(own.assign(metric="again", engine=engine, value=again))
     return pd.concat(parts, ignore_index=True)

@@ -145,6 +145,13 @@ def test_a_prm_that_writes_critiques_takes_more_of_the_memory(found) -> None:
     assert any("Critiques: 1 a step" in note for note in writes.notes)
 
 
+def test_a_strategy_whose_beams_share_less_takes_more_of_the_prms_memory(found) -> None:
+    """DVTS keeps n / beam_width subtrees apart, so the same steps are longer in the PRM's cache."""
+    apart = workbench.advise(*TINY, **SMALL | {"strategy": "dvts"})
+    needs = [each.replays["prm_lacks_tokens"].max() for each in (found, apart)]
+    assert needs[1] > needs[0]
+
+
 def test_a_change_that_cannot_be_is_told_and_the_rest_is_advised() -> None:
     """Guards a question refused for twice its sequences, more than the tokens of a step."""
     found = workbench.advise(*TINY, **SMALL | {"max_num_seqs": 256, "n": 4, "in_flight": 4})
@@ -179,6 +186,8 @@ def test_flags_are_the_recommended_share_in_each_engines_terms() -> None:
         ({"n": 65}, ConfigError, r"Question.n is 65; allowed: in \[1, 64\]"),
         ({"n": 0}, ConfigError, r"Question.n is 0; allowed"),
         ({"critique_tokens": 64}, ConfigError, "critique_tokens is 64; allowed: with critiques"),
+        ({"strategy": "dora"}, ConfigError, "strategy is 'dora'; allowed: .*rebase"),
+        ({"strategy": "rebase", "beam_width": 2}, ConfigError, "rebase has no beam_width, given 2"),
         ({"n": 64, "in_flight": 96}, ConfigError, "6,144 beams; allowed: at most 3,072"),
         ({"shares": 0.3}, ConfigError, "advise has no setting 'shares'"),
         ({"llm": "tiny-solvr"}, ModelError, "Did you mean 'tiny-solver'"),
@@ -205,4 +214,6 @@ def test_nothing_is_claimed_of_a_model_on_vllm_where_it_was_not_run() -> None:
     asked = Question(*QWEN, "l40s", n=1, in_flight=1)
     told = [note for note in module._notes(Pair(asked)) if "vLLM" in note]
     assert len(told) == 1 and "skywork-prm-1.5b (Qwen2ForPrmModel) was not run on vLLM" in told[0]
-    assert not any("vLLM" in note for note in module._notes(Pair(replace(asked, prm=THESIS[1]))))
+    other = module._notes(Pair(replace(asked, prm=THESIS[1], strategy="best_of_n")))
+    assert not any("vLLM" in note for note in other)
+    assert sum("500 problems to their end" in note for note in other) == 1, "samples are whole"

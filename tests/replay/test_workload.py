@@ -12,7 +12,12 @@ from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
 from workbench.replay.simulator import replay
-from workbench.replay.workload import load_recording, recording_path, thesis_search
+from workbench.replay.workload import (
+    DRAWN_STRATEGIES,
+    load_recording,
+    recording_path,
+    thesis_search,
+)
 from workbench.search.recording import read_recording, write_recording
 from workbench.search.result import node_id
 from workbench.search.variants import STRATEGIES
@@ -58,6 +63,24 @@ def test_it_is_a_recording_like_any_other(search, tmp_path) -> None:
     for problem, step in steps:
         own = tuple(texts[problem, step.path[: k + 1]] for k in range(len(step.path)))
         assert kept[problem, node_id(step.path)] == scores[problem, own]
+
+
+@pytest.mark.parametrize("strategy", DRAWN_STRATEGIES[1:])
+def test_every_strategy_replays_to_the_tree_that_was_made(strategy) -> None:
+    """The same steps stand at the same places in all trees; whole samples are cut where asked."""
+    made = thesis_search(num_problems=3, n=8, strategy=strategy)
+    nodes = replay(Answers(made), PRESETS["a100-80"]).trace.nodes
+    sizes = {(p.problem.id, node_id(s.path)): len(s.tokens) for p in made.problems for s in p.steps}
+    asked = nodes.set_index(["problem_id", "node_id"])["step_tokens"]
+    assert asked.to_dict() == sizes
+    if strategy == "best_of_n":
+        ends = thesis_search(1, 4, strategy=strategy, assumptions=workload.Assumptions(endless=1.0))
+        (problem,) = ends.problems
+        assert {(len(s.tokens), s.finish_reason) for s in problem.steps} == {(2048, "length")}
+    else:
+        beams = {s.path: s.tokens for s in thesis_search(num_problems=3, n=8).problems[0].steps}
+        own = {s.path: s.tokens for s in made.problems[0].steps}
+        assert all(own[path] == beams[path] for path in own.keys() & beams.keys())
 
 
 def test_requests_fit_both_models(search) -> None:
@@ -121,6 +144,8 @@ def test_unknown_names_are_told_what_there_is(tmp_path) -> None:
     """A name that nobody recorded is refused, with those there are and the nearest."""
     with pytest.raises(RecordingError, match=r"'tiny-16-n5'.*Did you mean 'tiny-16-n4'"):
         load_recording("tiny-16-n5")
+    with pytest.raises(ConfigError, match=r"strategy 'dora'.*rebase"):
+        thesis_search(2, strategy="dora")
     with pytest.raises(RecordingError, match="known: tiny-128"):
         make_recording("tiny", tmp_path / "a.parquet")
 

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 from typer import Argument, Exit, Option
 
 from workbench.cli.options import FAILED, Set, key_values, option, options_of, table, terminal
-from workbench.config import EngineConfig, SweepConfig, format_size
+from workbench.config import OF_WIDTH, EngineConfig, SweepConfig, format_size
 from workbench.errors import ConfigError, OutOfMemory, WorkbenchError, nearest
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ def _show_search(result: SearchResult, problem: Problem, depth: int, is_scored: 
 Asked = Annotated[dict[str, Any], [
     option("total", str, "weights to KV of both (default: 90 % of the device's)", metavar="SIZE"),
     option("llm_share", float, "the present split, to compare with (default: 0.5)"),
+    option("strategy", str, "what searches (default: beam_search)", metavar="NAME"),
     option("n", int, "beams of a problem (default: 16)"),
     option("beam_width", int, "children of a survivor (default: 4)"),
     option("in_flight", int, "problems in flight (default: 48)"),
@@ -233,6 +234,7 @@ def _show_advice(found: Advice) -> None:
     from workbench.replay.advise import NO_LIMIT, SHARE, WHOLE
 
     asked, share = found.question, found.recommended
+    width = f", beam width {asked.beam_width}" * (asked.strategy in OF_WIDTH)
     rows = found.replays.to_dict("records")
     at = {row["llm_share"]: row for row in rows if row["what"] == SHARE}
     give = format_size(share * found.total), format_size((1 - share) * found.total)
@@ -245,7 +247,7 @@ def _show_advice(found: Advice) -> None:
     console = Console(highlight=False, width=100)
     console.print(
         f"{asked.llm} (LLM) and {asked.prm} (PRM) in {format_size(found.total)} of {asked.device}; "
-        f"n = {asked.n}, beam width {asked.beam_width}, {asked.in_flight} problems in flight, "
+        f"{asked.strategy}, n = {asked.n}{width}, {asked.in_flight} problems in flight, "
         f"{asked.max_num_seqs} sequences and {asked.max_num_batched_tokens:,} tokens a step\n\n"
         f"[bold]share {share:.3g}[/]: {give[0]} to the LLM, {give[1]} to the PRM\n"
         f"room       {room} more than the least that each starts with\n"

@@ -105,6 +105,31 @@ def listed(shares: Any, form: str = ".2f") -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def critiques_in_words(rows: pd.DataFrame) -> str:
+    """What it costs that a PRM writes critiques, and whether it moves the best split, of rows of
+    plots.critiques.
+    """
+    own = rows[rows["metric"] == "problems_per_min"].set_index(["kind", "llm_share"])
+    rate, told = own["value"].unstack("kind")[["critiques", "scores"]], "the same share is best"
+    (moved, usual), most = rate.idxmax(), rate.max()
+    near, slower = rate >= 0.98 * most, most["scores"] / most["critiques"]
+    ends = [f"at {share:.2f} {lost['critiques']:.0%} ({lost['scores']:.0%} scoring at once)"
+            for share, lost in (1 - rate.iloc[[0, -1]] / most).iterrows()]  # fmt: skip
+    if moved != usual:
+        swapped = own.loc[[("critiques", usual), ("scores", moved)]]
+        ratios = swapped[["ratio", "ratio_low", "ratio_high"]].to_numpy()
+        each = " and ".join("{:.3f} ({:.3f} to {:.3f})".format(*row) for row in ratios)
+        told = f"at the other's best share either reaches {each} of its own, so "
+        told += "the best split moves" if ratios[:, 2].max() < 1 else "no move is shown"
+    return (
+        f"With critiques the search is {slower:.1f} times slower at its best split, {moved:.2f}; "
+        f"scoring at once it is fastest at {usual:.2f}: {told}. Within 2 % of the best are "
+        f"{listed(rate.index[near['critiques']])} with critiques, "
+        f"{listed(rate.index[near['scores']])} scoring at once, of {len(rate)} shares tried; lost "
+        f"to the best is {' and '.join(ends)}"
+    )
+
+
 def time_spent(lost: pd.DataFrame, *parts: str) -> pd.Series:
     """What part of its wall time each share spends, on both engines, on these parts of the rows of
     plots.lost_time; default: on computing again what was evicted.

@@ -230,6 +230,12 @@ def cache_numbers(drawn: Drawn) -> Named:
     return found
 
 
+def critique_numbers(drawn: Drawn) -> Named:
+    """What a PRM that writes does to the split."""
+    rows = pd.read_parquet(drawn.folder / "critiques_replayed.parquet")
+    return {"critiquesTold": judged.critiques_in_words(rows)}
+
+
 def block_numbers(drawn: Drawn) -> Named:
     """What the PRM evicts at 0.3 and at the upper end, and how short of room it is there."""
     found, needs = Named(), judged.prm_need(drawn.folder)
@@ -441,6 +447,10 @@ def missing_numbers(drawn: Drawn) -> Named:
     given = table.index.isin(sensitivity.GIVEN)
     kept, breaks = (table["conclusion"] == w for w in (sensitivity.SURVIVES, sensitivity.DEPENDS))
     own = rows[rows["kind"] == "setting"].set_index("value")
+    searched = own[own.index == "strategy"].dropna(subset="best")
+    plateaus = [f"{row.setting} {row.plateau_low:.2f} to {row.plateau_high:.2f} (lost at "
+                f"{row.low:.2f}: {percent(row.loss_low)}, at {row.high:.2f}: "
+                f"{percent(row.loss_high)})" for row in searched.itertuples()]  # fmt: skip
     losses = own.filter(like="loss_")
     change = (losses - losses.loc[sensitivity.TAKEN]).abs().max(axis=1)
     change = change[change.index.isin(table.index[breaks & ~given])]
@@ -459,6 +469,7 @@ def missing_numbers(drawn: Drawn) -> Named:
         "givenKept": f"{(kept & given).sum()}",
         "missingMost": most,
         "missingMostTold": told.get(most, ""),
+        "strategyPlateaus": "; ".join(plateaus) or "none",
         "missingNames": judged.listed(table.index[breaks & (table.index != most)], ""),
     }
 
@@ -500,6 +511,7 @@ PARTS: dict[str, Callable[[Drawn], Named]] = {  # of the page: what reads the nu
     "split": split_numbers,
     "ran": ran_numbers,
     "caches": cache_numbers,
+    "critiques": critique_numbers,
     "blocks": block_numbers,
     "batches": batch_numbers,
     "ablation": ablation_numbers,

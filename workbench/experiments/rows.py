@@ -136,13 +136,15 @@ def counted_rate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
 def critique_rows(plain: Tables, critiques: Tables) -> pd.DataFrame:
     """Rows of plots.critiques: problems/min, and the tokens that each model computes again for a
     problem, of a sweep whose PRM scores at once and of one whose PRM writes critiques first.
+    ratio, ratio_low, ratio_high: over the kind's fastest share, of the same problems.
     """
     parts, rung = [], critiques.runs["rung"].iloc[0]
     for kind, sweep in (("scores", plain), ("critiques", critiques)):
         rates = rates_of(sweep)["problems_per_min"]
         for share in rates.settings:
             where = {"rung": rung, "kind": kind, "llm_share": share}
-            parts.append(where | {"metric": "problems_per_min", **rates.at(share).cells})
+            ratio = rates.ratio(rates.peak.estimate, share).named("ratio")
+            parts.append(where | {"metric": "problems_per_min", **rates.at(share).cells, **ratio})
             runs = sweep.runs[sweep.runs["llm_share"] == share]
             for engine in ENGINES:
                 again = runs.filter(regex=f"^{engine}_recomputed_tokens_(evicted|preempted)").sum(
@@ -395,7 +397,8 @@ def ablation_rows(study: Study) -> pd.DataFrame:
 
 HARD = 4
 """The lowest of the levels that are called hard."""
-ONE_ROUND = ("best_of_n", "self_consistency")
+PLAIN = "best_of_n"  # a search without rounds, which the others are set beside
+ONE_ROUND = (PLAIN, "self_consistency")
 EASIER, HARDER = f"levels to {HARD - 1}", f"levels from {HARD}"
 
 
@@ -404,7 +407,8 @@ def strategy_rows(study: Study) -> pd.DataFrame:
 
     value, low, high: accuracy, in Wilson's interval of as many trials as problems: seeds repeat
     them. gap, gap_low, gap_high, gap_chance: accuracy of `best`, the most accurate of this n, less
-    this one's, problem by problem; and the sign test of these. Of whole runs, by model: *_peak, the
+    this one's, problem by problem; and the sign test of these. more, times (and *_low, *_high): its
+    accuracy less best-of-n's, its seconds over best-of-n's. Of whole runs, by model: *_peak, the
     part of its blocks active at most; *_hits, of prompt tokens found cached; *_thrash, events per
     1,000 look-ups (thrashing_rows).
     """
@@ -412,7 +416,8 @@ def strategy_rows(study: Study) -> pd.DataFrame:
     sums = {"tokens": "tokens", "prm_tokens": "prm_tokens_computed", "seconds": "wall_part_s"}
     rows = list[Row]()
     for levels, problems in by_levels(study).items():
-        right: Any = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
+        right, spent = (problems.pivot_table(column, "problem_id", ["n", "strategy"])
+                        for column in ("correct", "wall_part_s"))  # fmt: skip
         most = {n: str(right[n].dropna().mean().idxmax()) for n in right.columns.unique("n")}
         for (n, name), own in problems.groupby(["n", "strategy"], sort=False):
             cells = {key: float(own[column].mean()) for key, column in sums.items()}
@@ -421,9 +426,13 @@ def strategy_rows(study: Study) -> pd.DataFrame:
             found = wilson(float(own["correct"].mean()), own["problem_id"].nunique())
             best = most[n]  # on the problems that all have
             ahead = (right[n][best] - right[n][name]).dropna()
-            gap = bootstrap_mean(ahead, list(ahead.index))
             where: Row = {"strategy": name, "n": n, "levels": levels, "best": best}
-            where |= {"gap": gap.estimate, "gap_low": gap.low, "gap_high": gap.high}
+            where |= bootstrap_mean(ahead, list(ahead.index)).named("gap")
+            more = (right[n][name] - right[n][PLAIN]).dropna()
+            where |= bootstrap_mean(more, list(more.index)).named("more")
+            if levels == "all levels":
+                both = spent[n].loc[more.index, [name, PLAIN]].to_numpy().T
+                where |= bootstrap_ratio(*both, list(more.index)).named("times")
             where["gap_chance"] = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
             rows.append(where | cells | found.cells | caches[n, name])
     return pd.DataFrame(rows)

@@ -767,7 +767,7 @@ def _accuracy(problems: pd.DataFrame) -> pd.DataFrame:
         row = {"level": level, "problems": count}
         for side in "ab":
             found = wilson(float(own[f"correct_{side}"].astype(float).mean()), count)
-            row |= {side: found.estimate, f"{side}_low": found.low, f"{side}_high": found.high}
+            row |= found.named(side)
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -40,7 +40,7 @@ from workbench.replay.advise import (
 )
 from workbench.replay.cost import ModelWork
 from workbench.replay.devices import PRESETS, load_device
-from workbench.replay.workload import Assumptions, drawn_engine
+from workbench.replay.workload import DRAWN_STRATEGIES, Assumptions, drawn_engine
 
 LOW, HIGH = EVERY_SHARE[0], EVERY_SHARE[-1]
 ASKED = Question(total="40GiB")
@@ -101,7 +101,7 @@ def set_to(name: str, *values: Any, said: str = "{:,}") -> tuple[Setting, ...]:
 
 
 SWAP, WHOSE = "preempted requests", "whose share"
-GIVEN = ("beam width", "block size", "activations", "depth of the search")
+GIVEN = ("strategy", "beam width", "block size", "activations", "depth of the search")
 """Values that the thesis gives, and that are set otherwise as well."""
 
 
@@ -139,6 +139,8 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
         Value("the PRM's remainder", "not stated", "all the LLM does not have",
               "nothing else runs on the device",
               (Setting("always 0.5", pair=FixedPRM),)),
+        Value("strategy", "beam search", both("strategy"), "the thesis's",
+              set_to("strategy", *DRAWN_STRATEGIES[1:], said="{}")),
         Value("n", "beam width of four only", both("n"),
               "with n = 4 one survivor is left and there is no tree", set_to("n", 4, 8, 64)),
         Value("beam width", "four", both("beam_width"), "the thesis's", set_to("beam_width", 2, 8)),

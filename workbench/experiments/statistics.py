@@ -55,6 +55,10 @@ class Interval:
         """As columns value, low, high."""
         return {"value": self.estimate, "low": self.low, "high": self.high}
 
+    def named(self, name: str) -> dict[str, float]:
+        """As columns name, name_low, name_high."""
+        return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
+
 
 def bootstrap_mean(values: ArrayLike, units: Sequence[object]) -> Interval:
     """Interval of the mean of `values` [N]; `units` [N] says which problem each belongs to."""

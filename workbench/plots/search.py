@@ -34,10 +34,10 @@ VERIFIERS = {
 }
 _CRITIQUES_CAPTION = (
     "A PRM that scores a step at once beside one that writes a critique of it first, the same "
-    "search and memory. Above: problems a minute against the LLM's share of total memory, each as "
-    "a share of its own best; bars: 95 % intervals over problems. Below: tokens that a model "
-    "computes again for a problem, after eviction or preemption; open markers: where the PRM "
-    "scores at once."
+    "search and memory. Above: problems a minute against the LLM's share of total memory, over "
+    "those at its own best; bars: 95 % intervals of this ratio, over problems. Below: tokens that "
+    "a model computes again for a problem, after eviction or preemption; open markers: where the "
+    "PRM scores at once."
 )
 STRATEGIES = {
     "beam_search": Style("beam search", theme.BLUE),
@@ -167,13 +167,15 @@ def critiques(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Problems a minute over the split, over each kind's best, and tokens computed again.
 
     rows: kind (scores | critiques), llm_share, llm_kv_tokens, prm_kv_tokens, metric
-    (problems_per_min | again), engine (of the latter), value, low, high.
+    (problems_per_min | again), engine (of the latter), value, and of problems_per_min ratio,
+    ratio_low, ratio_high: over the kind's best.
     """
     fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.12)
     for kind, style in VERIFIERS.items():
         own = rows[rows["kind"] == kind].sort_values("llm_share")
         rate = own[own["metric"] == "problems_per_min"]
-        scaled = rate[["value", "low", "high"]] * (100 / rate["value"].max())
+        over = 100 * rate[["ratio", "ratio_low", "ratio_high"]]
+        scaled = over.set_axis(["value", "low", "high"], axis="columns")
         best, told = f"{style.label}: {rate['value'].max():.2f}/min", rate["value"]
         hover = "share %{x:.2f}: %{y:.1f} % of its best, %{customdata:.2f} problems/min"
         look = {"customdata": told, "name": best, "legend": "legend"}

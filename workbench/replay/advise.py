@@ -3,8 +3,8 @@
     found = advise("llama-3.2-1b", "llama-3.1-8b-prm", device="a100-40", total="40GiB")
     found.recommended, found.plateau, found.replays, found.flags
 
-A beam search is drawn (workload.thesis_search) and replayed, whole, with memory without limit. Its
-cache calls give both models' miss-ratio curves, and so the shares at which neither cache is short:
+A search is drawn (workload.thesis_search) and replayed, whole, with memory without limit. Its cache
+calls give both models' miss-ratio curves, and so the shares at which neither cache is short:
 there the steps are the same, and nothing is lost. What others lose is replayed over the first
 rounds; where all lose something, a guess from the curves chooses what to replay, and each replay
 corrects it. Every number is a row of the table of replays, or arithmetic on bytes.
@@ -22,7 +22,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.config import AtLeastOne, Range, check, format_size, parse_size, require_known
+from workbench.config import (
+    OF_WIDTH,
+    AtLeastOne,
+    Range,
+    check,
+    format_size,
+    parse_size,
+    require_known,
+)
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.models.registry import REGISTRY
 from workbench.replay import workload
@@ -73,6 +81,7 @@ class Question:
     device: str = "a100-40"
     total: int | str = ""
     llm_share: Annotated[float | None, Range(0, 1, "()")] = None
+    strategy: Annotated[str, workload.DRAWN_STRATEGIES] = "beam_search"
     n: Annotated[int, Range(1, 64, "[]")] = 16
     beam_width: AtLeastOne = 4
     in_flight: Annotated[int, Range(1, 192, "[]")] = 48
@@ -89,6 +98,8 @@ class Question:
             raise ConfigError(
                 f"critique_tokens is {self.critique_tokens}; allowed: with critiques."
             )
+        if self.beam_width != 4 and self.strategy not in OF_WIDTH:
+            raise ConfigError(f"{self.strategy} has no beam_width, given {self.beam_width}.")
         if (beams := self.n * self.in_flight) > MOST_BEAMS:
             raise ConfigError(
                 f"n = {self.n} with {self.in_flight} problems in flight are {beams:,} beams; "
@@ -107,7 +118,8 @@ class Question:
 
     def drawn(self, depth: int, *drawn: Any) -> Answers:
         """The search, steps down to a depth. drawn: seed and assumptions, as thesis_search."""
-        found = workload.thesis_search(self.problems, self.n, self.beam_width, depth, *drawn)
+        sizes = self.problems, self.n, self.beam_width, depth
+        found = workload.thesis_search(*sizes, *drawn, strategy=self.strategy)
         if self.critiques:
             found = workload.with_critiques(found, Critiques(self.critiques, self.critique_tokens))
         return Answers(found)
@@ -484,11 +496,12 @@ def _notes(pair: Pair) -> list[str]:
     if 0 < len(rest) < len(names):
         bound = f"fitted terms, those of {rest[0]} by {bound}"
     search, left = pair.answers.recording, device.memory_bytes - pair.total
-    depth = search.settings.strategy_settings["max_depth"]
+    depth = search.settings.strategy_settings.get("max_depth")
+    reach = f"to {depth} steps" if depth else "to their end"
     activations = " and ".join(format_size(need.activations) for need in pair.needs)
     notes = [
         f"Seconds are simulated for {device.name} ({device.source}), by {bound}.",
-        f"The search: {len(search.problems)} MATH-500 problems to {depth} steps, lengths in Llama "
+        f"The search: {len(search.problems)} MATH-500 problems {reach}, lengths in Llama "
         f"3's tokens, at most {pair.longest:,} a request. Rates are over its first {pair.rounds} "
         "rounds, two a step; later beams are deeper and need more cache. 16-bit weights and KV.",
         f"Activations, from shapes: {activations}. Contexts and workspaces of two processes come "

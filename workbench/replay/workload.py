@@ -13,11 +13,11 @@ import csv
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from workbench.config import EngineConfig, Range, check
+from workbench.config import EngineConfig, Range, check, require_known
 from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.models.registry import model_spec
 from workbench.search.prm import SCORE_UNIT, Critiques
@@ -32,7 +32,16 @@ from workbench.search.recording import (
     Recording,
     read_recording,
 )
-from workbench.search.strategies import STEP_END, Beam, BeamSearch, Generate, Step, split_steps
+from workbench.search.strategies import (
+    STEP_END,
+    Beam,
+    BeamSearch,
+    Generate,
+    Step,
+    Strategy,
+    split_steps,
+)
+from workbench.search.variants import STRATEGIES
 
 FOLDER = Path(__file__).parent / "data"
 MATH500 = FOLDER / "math500_lengths.csv"
@@ -129,7 +138,7 @@ Draw = Callable[[Sequence[Beam]], Sequence[DrawnStep]]
 """Steps for the beams of one iteration, whose paths name the nodes to be sampled."""
 
 
-def _grown(problem: Problem, own: Tokens, strategy: BeamSearch, draw: Draw) -> RecordedProblem:
+def _grown(problem: Problem, own: Tokens, strategy: Strategy, draw: Draw) -> RecordedProblem:
     """One problem's search; rounds are counted from 1, as if it had been the only one.
 
     own: the problem's tokens.
@@ -149,20 +158,29 @@ def _grown(problem: Problem, own: Tokens, strategy: BeamSearch, draw: Draw) -> R
                     for b in request.beams
                 ]
                 continue
-            drawn = draw(request.beams)
-            for slot, (beam, s) in enumerate(zip(request.beams, drawn, strict=True)):
+            if request.stop:
+                drawn = [[step] for step in draw(request.beams)]
+            else:
+                drawn = [_whole(beam, draw, request.max_tokens) for beam in request.beams]
+            reply = []
+            for slot, (beam, pieces) in enumerate(zip(request.beams, drawn, strict=True)):
+                tokens, reason = sum((s.tokens for s in pieces), ()), pieces[-1].reason
                 step = RecordedStep(
                     path=beam.path,
-                    tokens=s.tokens,
-                    text=s.text,
+                    tokens=tokens,
+                    text="".join(s.text for s in pieces),
                     slot=slot,
                     round=rounds,
-                    finish_reason=s.reason,
-                    request_reason=s.reason,
+                    finish_reason=reason,
+                    request_reason=reason,
                 )
                 steps.append(step)
-                texts = (*beam.steps, s.text)
-                if texts not in solutions:
+                reply.append(Step(tokens, step.text, reason))
+                texts = beam.steps
+                for s in pieces:
+                    texts = (*texts, s.text)
+                    if texts in solutions:
+                        continue
                     before = (PLUS, *_fixed("between", PRM_BETWEEN - 1))
                     if len(texts) == 1:  # the first step brings the problem
                         before = _fixed("prm", PRM_HEAD) + own
@@ -174,10 +192,21 @@ def _grown(problem: Problem, own: Tokens, strategy: BeamSearch, draw: Draw) -> R
                         fits=True,
                         score=round(s.score * SCORE_UNIT) / SCORE_UNIT,
                     )
-            reply = [Step(s.tokens, s.text, s.reason) for s in drawn]
     except StopIteration:
         prompt = _fixed("prompt", PROMPT_HEAD) + own + _fixed("answer", PROMPT_TAIL)
         return RecordedProblem(problem, prompt, tuple(steps), tuple(solutions.values()))
+
+
+def _whole(beam: Beam, draw: Draw, most: int) -> list[DrawnStep]:
+    """Steps from this node's own until the solution ends, of so many tokens together at most."""
+    steps: list[DrawnStep] = []
+    while not steps or steps[-1].reason == "stop":
+        (step,) = draw([beam])
+        cut = step._replace(tokens=step.tokens[:most], reason="length")
+        most -= len(step.tokens)
+        steps.append(step if most > 0 else cut)
+        beam = beam.child(0)
+    return steps
 
 
 def drawn_engine(
@@ -208,11 +237,11 @@ _Positive = Annotated[float, Range(0)]
 _Part = Annotated[float, Range(0, 1, "[]")]
 
 
-def _recording(problems: Sequence[RecordedProblem], strategy: BeamSearch, seed: int) -> Recording:
+def _recording(problems: Sequence[RecordedProblem], strategy: Strategy, seed: int) -> Recording:
     """Grown problems as a search of the pair, with the thesis profile's limits; 16-bit weights."""
     settings = RecordedSettings(
-        strategy="BeamSearch",
-        strategy_settings=asdict(strategy),
+        strategy=type(strategy).__name__,
+        strategy_settings=asdict(strategy),  # type: ignore[call-overload]
         seed=seed,
         min_problem_batch=IN_FLIGHT,
         score_cache=True,
@@ -255,6 +284,11 @@ class Assumptions:
         check(self)
 
 
+DRAWN_STRATEGIES = ("beam_search", "best_of_n", "dvts", "lookahead", "rebase", "ets")
+"""Strategies that lengths and scores alone decide: DORA compares texts, and a particle filter's
+logarithms of scores near 1 would be the assumption's, not a PRM's."""
+
+
 def thesis_search(
     num_problems: int = 128,
     n: int = 16,
@@ -262,21 +296,25 @@ def thesis_search(
     max_depth: int = 40,
     seed: int = 0,
     assumptions: Assumptions | None = None,
+    strategy: str = "beam_search",
 ) -> Recording:
-    """A beam search over MATH-500 problems by the 1B + 8B pair, ready to be replayed.
+    """A search over MATH-500 problems by the 1B + 8B pair, ready to be replayed.
 
     Lengths of problems, reference solutions, prompts and templates are real; how a 1B model's
-    solutions differ from the reference, branch and end is assumed. The same seed gives the same
-    search; the problems are those of the study, whatever it is. Raises ConfigError.
+    solutions differ from the reference, branch and end is assumed, alike for every strategy. The
+    same seed gives the same search; the problems are those of the study, whatever it is. strategy:
+    of DRAWN_STRATEGIES. Raises ConfigError.
     """
-    strategy = BeamSearch(n, beam_width, max_depth)
+    require_known([strategy], DRAWN_STRATEGIES, "A search made of lengths", "strategy")
+    kind, sizes = STRATEGIES[strategy], {"n": n, "beam_width": beam_width, "max_depth": max_depth}
+    chosen = kind(**{each.name: sizes[each.name] for each in fields(kind) if each.name in sizes})
     problems = []
     for lengths in math500_lengths(num_problems):
         own = drawn_tokens(random.Random(lengths.id), lengths.problem_tokens)
         problem = Problem(lengths.id, lengths.id, None, lengths.level)
         draw = _AssumedSteps(lengths, seed, assumptions or Assumptions())
-        problems.append(_grown(problem, own, strategy, draw))
-    return _recording(problems, strategy, seed)
+        problems.append(_grown(problem, own, chosen, draw))
+    return _recording(problems, chosen, seed)
 
 
 class _Progress(NamedTuple):
