@@ -26,9 +26,9 @@ def test_step_counts_agree_with_the_trace(measured) -> None:
     for name, meter in zip(("llm", "prm"), meters, strict=True):
         steps = replayed.trace.steps[replayed.trace.steps["engine"] == name]
         computed = steps["prefill_tokens"] + steps["decode_tokens"]
-        assert [work.tokens for work in meter.works] == computed.tolist()
-        assert all(work.keys >= work.tokens for work in meter.works)
-    decodes = [w for w in meters[0].works if w.tokens == w.sequences == w.sampled]
+        assert [work.tokens for work in meter] == computed.tolist()
+        assert all(work.keys >= work.tokens for work in meter)
+    decodes = [w for w in meters[0] if w.tokens == w.sequences == w.sampled]
     assert decodes
     assert all(work.keys == work.context for work in decodes)
 

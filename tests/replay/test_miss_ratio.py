@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
 from workbench.replay import miss_ratio as curves
-from workbench.replay.cost import MeteredCost
 from workbench.replay.miss_ratio import miss_ratio, optimal_hits, run_calls
 from workbench.replay.simulator import Costs, SharedMemory, search_calls
 
-FREE = Costs(MeteredCost(0.001), MeteredCost(0.001))
+FREE = Costs(lambda _: 0.001, lambda _: 0.001)
 ROOMY = {"llm": {"num_blocks": 500}, "prm": {"num_blocks": 500}}
 SIZES = (*range(1, 33), 40, 64)
 COUNTS = ("query_tokens", "hit_tokens", "evicted", "thrashed")

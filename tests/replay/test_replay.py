@@ -8,7 +8,6 @@ from workbench.core import SamplingParams, Tag
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.replay.answers import Answers, RecordedPRM, RecordedScores
-from workbench.replay.cost import MeteredCost
 from workbench.replay.simulator import Costs, events, replay, settings_of
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
@@ -19,7 +18,7 @@ from workbench.search.variants import Lookahead, ParticleFilter
 
 
 def free_of_charge() -> Costs:
-    return Costs(MeteredCost(0.001), MeteredCost(0.002))
+    return Costs(lambda _: 0.001, lambda _: 0.002)
 
 
 def without_times(requests):
@@ -101,7 +100,7 @@ def test_simulated_time_is_the_cost(measured) -> None:
     lasts = steps["engine"].map({"llm": 0.001, "prm": 0.002})
     assert steps["duration_s"].to_numpy() == pytest.approx(lasts.to_numpy())
     assert replayed.throughput.wall_s == pytest.approx(lasts.sum())
-    slower = replay(measured.answers, Costs(MeteredCost(0.001), MeteredCost(0.002), 0.5))
+    slower = replay(measured.answers, Costs(lambda _: 0.001, lambda _: 0.002, 0.5))
     outside = slower.throughput.wall_s - replayed.throughput.wall_s
     assert slower.trace.spans["duration_s"].sum() == pytest.approx(outside)
 

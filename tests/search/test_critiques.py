@@ -8,7 +8,7 @@ from tests.search.conftest import tree
 from workbench.core import SamplingParams, ScoreParams
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, ModelError, RecordingError
-from workbench.replay.cost import MeteredCost
+from workbench.replay import workload
 from workbench.replay.simulator import Costs, events, replay
 from workbench.replay.workload import load_recording, with_critiques
 from workbench.search.prm import FORMATS, PRM, Critiques, ScoreCache
@@ -132,7 +132,7 @@ def test_a_language_model_verifies_and_the_replay_is_the_run(strategy, tmp_path)
     recording = read_recording(path)
     assert sum(len(c.tokens) for p in recording.problems for c in p.critiques) == sampled
     assert read_recording(write_recording(recording, tmp_path / "again.parquet")) == recording
-    costs = Costs(MeteredCost(0.001), MeteredCost(0.002))
+    costs = Costs(lambda _: 0.001, lambda _: 0.002)
     replayed = replay(recording, costs).trace
     assert events(replayed.steps).equals(events(steps))
     times = [name for name in requests if name.endswith("_s")]
@@ -148,20 +148,19 @@ def test_a_language_model_verifies_and_the_replay_is_the_run(strategy, tmp_path)
         replay(recording, costs)
 
 
-def test_a_recorded_search_gets_drawn_critiques() -> None:
+def test_a_recorded_search_gets_drawn_critiques(monkeypatch) -> None:
     """The same tree, and a PRM that decodes as many tokens as were drawn; one median, one most."""
     plain = load_recording("tiny-16-n4")
-    drawn = with_critiques(plain, Critiques(1, 50), median=30.0)
+    monkeypatch.setattr(workload, "CRITIQUE", (30.0, 0.5))
+    drawn = with_critiques(plain, Critiques(1, 50))
     lengths = [len(c.tokens) for p in drawn.problems for c in p.critiques]
     judged = sum(s.score is not None for p in plain.problems for s in p.solutions)
     assert len(lengths) == judged and max(lengths) == 50 and 25 < sorted(lengths)[judged // 2] < 35
-    costs, roomy = Costs(MeteredCost(0.001), MeteredCost(0.002)), {"num_blocks": 4000}
+    costs, roomy = Costs(lambda _: 0.001, lambda _: 0.002), {"num_blocks": 4000}
     before, after = (replay(each, costs, prm=roomy).trace for each in (plain, drawn))
     assert before.nodes.drop(columns="run_id").equals(after.nodes.drop(columns="run_id"))
     prm = after.requests[after.requests["engine"] == "prm"]
     assert prm["output_tokens"].sum() == sum(lengths)
-    with pytest.raises(ConfigError, match="median >= 1"):
-        with_critiques(plain, Critiques(), median=0.5)
 
 
 class Wordless(ByteTokenizer):

@@ -13,7 +13,6 @@ mean nothing: for speed, never for accuracy.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -188,22 +187,23 @@ def tiny_rows(workload: SweepConfig, seeds: int) -> Iterator[Row]:
     yield Row("equal_tokens_n", count, "samples")
 
     few = replace(workload, num_problems=min(workload.num_problems, UNCACHED_PROBLEMS))
-    yield _tokens_saved(*with_and_without_caches(few))
+    yield tokens_saved(few)
 
 
-def with_and_without_caches(workload: SweepConfig) -> tuple[SearchResult, SearchResult]:
-    """The same search with PRM cache and score cache, then without. Both begin with empty caches,
-    kernels compiled and allocators warm.
+def tokens_saved(workload: SweepConfig) -> Row:
+    """PRM tokens computed without its cache and without a score cache, over those with both, for
+    the same search. Both begin with empty caches, kernels compiled and allocators warm.
     """
-    llm, found = roomy_engine(workload.llm), list[SearchResult]()
+    llm, found = roomy_engine(workload.llm), list[pd.DataFrame]()
     brief: dict[str, Any] = {"num_problems": 1, "max_depth": 1, "max_step_tokens": 4}
     for caches in (True, False):
         prm = roomy_engine(workload.prm, enable_prefix_caching=caches)
         searched(workload, llm, prm, WARM_UP_SEED, **brief)
         for engine in (llm, prm):
             engine.cache.reset()
-        found.append(searched(workload, llm, prm, score_cache=caches))
-    return found[0], found[1]
+        found.append(searched(workload, llm, prm, score_cache=caches).problems)
+    cheap, dear = (each["prm_tokens_computed"] for each in found)
+    return ratio_row("prm_tokens_saved", "x", dear, cheap, found[0]["problem_id"])
 
 
 def ratio_row(
@@ -212,12 +212,6 @@ def ratio_row(
     """A ratio of sums with its 95 % interval over problems."""
     found = bootstrap_ratio(top, bottom, problems.tolist())
     return Row(name, found.estimate, unit, repeats=repeats, spread=(found.low, found.high))
-
-
-def _tokens_saved(ours: SearchResult, without: SearchResult) -> Row:
-    """PRM tokens computed without caches, over those computed with them, for the same searches."""
-    dear, cheap = (result.problems["prm_tokens_computed"] for result in (without, ours))
-    return ratio_row("prm_tokens_saved", "x", dear, cheap, ours.problems["problem_id"])
 
 
 # -- the searches that are kept in the package for replays --
@@ -250,9 +244,7 @@ PLANS |= {
 }
 
 
-def make_recording(
-    name: str, path: str | os.PathLike[str], source: str | None = None
-) -> SearchResult:
+def make_recording(name: str, path: str | Path, source: str | None = None) -> SearchResult:
     """Search as the recording's plan says and write it; returns the search.
 
     The embedded pair with the default profile's memory, batch limits and problems in flight;

@@ -5,7 +5,6 @@ caches are real, tokens are drawn, and seconds are a roofline's.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from operator import methodcaller
@@ -16,11 +15,10 @@ from workbench.experiments import plans, settings
 from workbench.experiments.execute import (
     DEVICE,
     Asked,
-    counts_of_cell,
     one_by_one,
-    padding,
     replay_identity,
     rung_answers,
+    timed_cell,
 )
 from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.plans import BatchPlan
@@ -32,7 +30,6 @@ from workbench.replay.answers import Answers
 from workbench.replay.cost import ModelWork, StepCost, Terms
 from workbench.replay.devices import Device, load_device
 from workbench.replay.simulator import ReplayEngine, SimulatedClock, play, settings_of
-from workbench.search.prm import trie_size
 from workbench.trace import Recorder
 
 Again = Callable[[ReplayEngine], int]
@@ -47,7 +44,6 @@ class ReplayListener(ReplayEngine):
         self.asked: list[tuple[Again, Asked]] = []
 
     def add(self, prompt: Any, params: Any, **more: Any) -> int:
-        """As ReplayEngine.add."""
         number = super().add(prompt, params, **more)
         sampled = tuple(self._nodes[number].step.tokens)
         again = methodcaller("add", prompt, params, **more)
@@ -55,7 +51,6 @@ class ReplayListener(ReplayEngine):
         return number
 
     def add_score(self, token_ids: Any, positions: Any, columns: Any, **more: Any) -> int:
-        """As ReplayEngine.add_score."""
         again = methodcaller("add_score", token_ids, positions, columns, **more)
         self.asked.append((again, Asked(list(token_ids), None, tuple(positions), tuple(columns))))
         return super().add_score(token_ids, positions, columns, **more)
@@ -78,26 +73,13 @@ class ReplayedCells:
         model, clock, recorder = spec.get("model"), SimulatedClock(), Recorder("replay", 0.0)
         engine = self._engine(ReplayEngine, spec, model, answers, clock)
         engine.trace_as(recorder, model)
-        every = spec.get("every")
-        calls, asked = zip(*self._asked[model][::every])
+        calls, asked = zip(*self._asked[model][:: spec.get("every")])
         for again in calls:
             again(engine)
         while engine.has_work:
             engine.step()
-        steps, seconds = recorder.steps, clock.now
-        sampled = sum(len(each.sampled) for each in asked)
-        tokens = sampled or trie_size(array("i", each.token_ids) for each in asked)
-        measured = {
-            "engine_s": seconds,
-            "tokens_per_s": tokens / seconds if every == 1 else float("nan"),
-            "steps_per_s": sum(len(each.positions) or 1 for each in asked) / seconds,
-            "padding": padding(spec, steps, sum(each.num_rows for each in asked)),
-            "kv_blocks": len(engine.cache.pool.blocks),
-            "rung": REPLAYED,
-            "machine": f"simulated {self._device.name}",
-        }
-        counts = counts_of_cell(steps, engine.settings.block_size, len(asked))
-        return RunResult(measured | counts, {"steps": steps, "requests": recorder.requests})
+        told = {"rung": REPLAYED, "machine": f"simulated {self._device.name}"}
+        return timed_cell(spec, asked, recorder, clock.now, **told)
 
     def _listen(self, spec: RunSpec, answers: Answers) -> None:
         """Replay the search that asks, with the limits that the study takes everywhere else."""

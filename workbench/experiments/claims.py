@@ -439,8 +439,7 @@ def judge_strategies(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
     near = others[(others["gap_low"] <= 0) | (others["gap_chance"] >= most)]
     rows = rows.join(near.groupby(by)["strategy"].agg(", ".join).rename("alike"), on=by)
     gains, chance = drawn.gains_by_level(study)
-    cells = {levels: found.cells for levels, found in gains.items()}
-    gained = pd.DataFrame(cells).T.add_prefix("gain_").rename(columns={"gain_value": "gain"})
+    gained = pd.DataFrame({levels: found.named("gain") for levels, found in gains.items()}).T
     return rows.fillna({"alike": ""}).join(gained, on="levels").assign(chance=chance)
 
 
@@ -479,9 +478,8 @@ def harder_in_words(rows: pd.DataFrame) -> str:
     more = by.loc["all levels"]
     shown = "yes" if more["gain_low"] > 0 else "no, less" if more["gain_high"] < 0 else "not shown"
     start = rows[rows["n"] == rows["n"].min()].groupby("levels")["value"].mean()
-    righted = (
-        100 * by["gain"].astype(float) / (1 - start).clip(lower=1e-9)
-    )  # at 1 nothing was wrong, nor gained
+    wrong = (1 - start).clip(lower=1e-9)  # at 1 nothing was wrong, nor gained
+    righted = 100 * by["gain"].astype(float) / wrong
     return (
         f"{asked} {(shown if more['chance'] < 0.05 else 'not shown').capitalize()}: from n = "
         f"{rows['n'].min()} to {rows['n'].max()} accuracy, a mean over strategies, gains "

@@ -176,10 +176,8 @@ class Pair:
         cells = run_columns(result.throughput, result.trace, parts)
         cells["accuracy"] = result.accuracy
         if self.joules is not None:
-            cells |= {
-                "joules": self.joules,
-                "joules_per_token": self.joules / result.throughput.tokens,
-            }
+            each = self.joules / result.throughput.tokens
+            cells |= {"joules": self.joules, "joules_per_token": each}
         if self.arena is not None:
             cells |= _arena_columns(result.trace, self.arena)
         tables = {"problems": with_wall_part(result.problems, result.throughput)}
@@ -342,19 +340,16 @@ class Listener(Engine):
         self.asked: dict[int, Asked] = {}
 
     def add(self, prompt: Any, params: SamplingParams, **more: Any) -> int:
-        """As Engine.add."""
         number = super().add(prompt, params, **more)
         self.asked[number] = Asked(list(prompt), params)
         return number
 
     def add_score(self, token_ids: Sequence[int], positions: Any, columns: Any, **more: Any) -> int:
-        """As Engine.add_score."""
         number = super().add_score(token_ids, positions, columns, **more)
         self.asked[number] = Asked(list(token_ids), None, tuple(positions), tuple(columns))
         return number
 
     def step(self) -> list[RequestOutput]:
-        """As Engine.step."""
         outputs = super().step()
         for output in outputs:
             own = self.asked[output.request_id]
@@ -417,44 +412,39 @@ class Cells:
             while engine.has_work:
                 outputs |= {output.request_id: output for output in engine.step()}
             engine_s = time.perf_counter() - start
-        steps = recorder.steps
-        counts = counts_of_cell(steps, config.block_size, len(asked))
         if not is_timed:
-            return RunResult(counts)
-        needed = sum(each.num_rows for each in asked)
-        sampled = sum(len(each.sampled) for each in asked)
-        tokens = sampled or trie_size([array("i", each.token_ids) for each in asked])
+            return RunResult(counts_of_cell(spec, recorder.steps, len(asked)))
         pairs = zip(numbers, asked, strict=True)
-        measured = {
-            "engine_s": engine_s,
-            "tokens_per_s": tokens / engine_s if spec.get("every") == 1 else float("nan"),
-            "steps_per_s": sum(len(each.positions) or 1 for each in asked) / engine_s,
-            "same_answers": all(each.is_same(outputs[number]) for number, each in pairs),
-            "kv_blocks": engine.memory.num_blocks,
-            "padding": padding(spec, steps, needed),
-        }
-        return RunResult(measured | counts, {"steps": steps, "requests": recorder.requests})
+        same = all(each.is_same(outputs[number]) for number, each in pairs)
+        return timed_cell(spec, asked, recorder, engine_s, same_answers=same)
 
 
-def counts_of_cell(steps: pd.DataFrame, block_size: int, requests: int) -> dict[str, Any]:
-    """Counts of an engine's `steps`; waste: the part of its active blocks' tokens never held."""
-    room = steps["blocks_active"].sum() * block_size
-    return {
-        "waste": float(1 - steps["tokens_held"].sum() / room) if room else 0.0,
-        "num_steps": len(steps),
-        "requests": requests,
-        "preempted": int(steps["preempted"].sum()),
-        "most_running": int(steps["running"].max()),
-    }
-
-
-def padding(spec: RunSpec, steps: pd.DataFrame, needed: int) -> float:
-    """The part of a cell's rows that static batches compute for nothing, where so many are needed:
-    they neither cache nor preempt. Other batches have none.
+def timed_cell(
+    spec: RunSpec, asked: Sequence[Asked], recorder: Recorder, seconds: float, **told: Any
+) -> RunResult:
+    """Rates and counts of a cell. padding: the part of its rows that static batches, which neither
+    cache nor preempt, compute for nothing.
     """
-    if spec.get("kind") != settings.STATIC_BATCH:
-        return 0.0
-    return 1 - needed / int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
+    steps, sampled = recorder.steps, sum(len(each.sampled) for each in asked)
+    tokens = sampled or trie_size(array("i", each.token_ids) for each in asked)
+    measured: dict[str, Any] = {
+        "engine_s": seconds,
+        "tokens_per_s": tokens / seconds if spec.get("every") == 1 else float("nan"),
+        "steps_per_s": sum(len(each.positions) or 1 for each in asked) / seconds,
+        "padding": 0.0,
+    }
+    if spec.get("kind") == settings.STATIC_BATCH:
+        rows = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
+        measured["padding"] = 1 - sum(each.num_rows for each in asked) / rows
+    measured |= told | counts_of_cell(spec, steps, len(asked))
+    return RunResult(measured, {"steps": steps, "requests": recorder.requests})
+
+
+def counts_of_cell(spec: RunSpec, steps: pd.DataFrame, requests: int) -> dict[str, Any]:
+    """waste: the part of the tokens of a cell's active blocks that is never held."""
+    room = steps["blocks_active"].sum() * spec.engine(spec.get("model")).block_size
+    waste = float(1 - steps["tokens_held"].sum() / room) if room else 0.0
+    return {"waste": waste, "requests": requests}
 
 
 # -- the other rungs: a recorded search of real text, and the thesis's pair at its own size --
@@ -545,8 +535,7 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     computed = (prm["prompt_tokens"] - prm["cached_tokens"]).groupby(prm["problem_id"]).sum()
     tokens = found.trace.nodes.groupby("problem_id")["step_tokens"].sum()
     rows = pd.DataFrame({"tokens": tokens, "seconds": seconds, "prm_tokens_computed": computed})
-    rows["level"] = rows.index.map(
-        {p.problem.id: p.problem.level for p in answers.recording.problems}
-    )
+    levels = {p.problem.id: p.problem.level for p in answers.recording.problems}
+    rows["level"] = rows.index.map(levels)
     problems = with_wall_part(rows, found.throughput).rename_axis("problem_id").reset_index()
     return RunResult(row, {"problems": problems} | _traced(found.trace))

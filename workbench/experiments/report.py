@@ -187,10 +187,8 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
     short, lines = list[str](), list[str]()
     more: Any = lost.pivot_table("seconds", "llm_share", "part", aggfunc="sum").fillna(0.0)
     alike = more.index[more.filter(["recomputed_evicted", "recomputed_preempted"]).sum(axis=1) == 0]
-    fastest, base = (
-        rate.loc[same["low"] : same["high"]].index,
-        settings.nearest_to_thesis(rate.index),
-    )
+    fastest = rate.loc[same["low"] : same["high"]].index
+    base = settings.nearest_to_thesis(rate.index)
     more -= more.loc[base]
     for share in map(float, rate.index[[0, -1]].difference([*alike, *fastest, base])):
         loss, low, high = 100 - 100 * rate.loc[share, ["ratio", "ratio_high", "ratio_low"]]
@@ -392,12 +390,6 @@ def policy_numbers(drawn: Drawn) -> Named:
     }
 
 
-def recorded(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Rows by name, mode and machine of a committed record."""
-    found = json.loads((project_root() / "reports" / name).read_text(encoding="utf-8"))
-    return {row["name"]: row for row in found["rows"]}, found["mode"], found["machine"]
-
-
 def gain_numbers(drawn: Drawn) -> Named:
     """What the default policy and all techniques gain where there is more memory."""
     keys = {"Flow": (plans.ELASTIC, plans.NONE), "Together": (plans.STATIC, plans.ALL),
@@ -420,7 +412,9 @@ def gain_numbers(drawn: Drawn) -> Named:
 
 def device_numbers(_: Drawn) -> Named:
     """What `workbench bench reenact` recorded on a GPU, beside its roofline's replay."""
-    rows, mode, machine = recorded("gpu/reenact.json")
+    file = project_root() / "reports" / "gpu" / "reenact.json"
+    record = json.loads(file.read_text(encoding="utf-8"))
+    rows, mode = {row["name"]: row for row in record["rows"]}, record["mode"]
     shares = [row for row in rows.values() if row["unit"] == "tokens/s"]
     gain, of = rows["reenact_best_over_worst"], [row["ratio"] for row in shares]
     groups = pd.DataFrame(shares).groupby("peer_value")["value"]  # ascending
@@ -428,7 +422,7 @@ def device_numbers(_: Drawn) -> Named:
     size = f"{mode['problems']} problems, {mode['max_depth']} steps deep, in {total:g} GiB"
     ordered = (groups.max().to_numpy()[:-1] < groups.min().to_numpy()[1:]).all()
     return {
-        "deviceName": machine["gpu"],
+        "deviceName": record["machine"]["gpu"],
         "deviceSearch": size,
         "deviceShares": f"{len(shares)}",
         "deviceGain": f"{gain['value']:.2f}",
@@ -443,14 +437,13 @@ def missing_numbers(drawn: Drawn) -> Named:
     """What is replayed, and how many of the open values leave the conclusion standing."""
     rows, base = drawn.rows(sensitivity.FIGURE), drawn.parameters(sensitivity.FIGURE)
     table = sensitivity.missing_values(rows, {"parameters": base}).set_index("value")
-    replayed = sensitivity.Base(rounds=base["rounds"])
     given = table.index.isin(sensitivity.GIVEN)
     kept, breaks = (table["conclusion"] == w for w in (sensitivity.SURVIVES, sensitivity.DEPENDS))
     own = rows[rows["kind"] == "setting"].set_index("value")
-    searched = own[own.index == "strategy"].dropna(subset="best")
+    searched: Any = own[own.index == "strategy"].dropna(subset="best").itertuples()
     plateaus = [f"{row.setting} {row.plateau_low:.2f} to {row.plateau_high:.2f} (lost at "
                 f"{row.low:.2f}: {percent(row.loss_low)}, at {row.high:.2f}: "
-                f"{percent(row.loss_high)})" for row in searched.itertuples()]  # fmt: skip
+                f"{percent(row.loss_high)})" for row in searched]  # fmt: skip
     losses = own.filter(like="loss_")
     change = (losses - losses.loc[sensitivity.TAKEN]).abs().max(axis=1)
     change = change[change.index.isin(table.index[breaks & ~given])]
@@ -458,7 +451,7 @@ def missing_numbers(drawn: Drawn) -> Named:
     told = table["told"].str.partition("; plateau")[0]
     return {
         "farInFlight": f"{base['asked']['in_flight']}",
-        "farDepth": replayed.depth,
+        "farDepth": sensitivity.Base(rounds=base["rounds"]).depth,
         "farProblems": drawn.said(sensitivity.FIGURE, r"of (\d+) problems"),
         "takenTold": sensitivity.verdict(own.loc[[sensitivity.TAKEN]])[1],
         "cutTried": str(table.at["depth of the search", "tried"]),
@@ -525,12 +518,12 @@ PARTS: dict[str, Callable[[Drawn], Named]] = {  # of the page: what reads the nu
 
 
 def made_of(drawn: Drawn, makers: Mapping[str, Callable[[Drawn], Any]]) -> dict[str, Any]:
-    """What PARTS or TABLES make of the figures, without those whose figures are not all drawn."""
+    """What PARTS or TABLES make of the figures, without those whose figures are not all drawn, or
+    lack rows of what did not run.
+    """
     found = {}
     for name, make in makers.items():
-        with suppress(
-            LookupError, FileNotFoundError, RunStoreError
-        ):  # what did not run has no rows
+        with suppress(LookupError, FileNotFoundError, RunStoreError):
             found[name] = make(drawn)
     return found
 

@@ -22,12 +22,12 @@ from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.plans import BATCHED, BESIDE, LAST_TWO, NONE
 from workbench.experiments.provenance import counted
 from workbench.experiments.runs import FINISHED, INFEASIBLE
+from workbench.experiments.runs import RunTables as Tables
 from workbench.experiments.settings import CONTINUOUS, TIMED
 from workbench.experiments.statistics import (
     DRAWS,
     Interval,
     Rates,
-    Tables,
     bootstrap,
     bootstrap_mean,
     bootstrap_ratio,
@@ -89,8 +89,7 @@ def split_rows(sweep: Tables) -> pd.DataFrame:
     for metric, each in (("peak_share", peak), ("same_work", same)):
         parts.append({"llm_share": peak.estimate, "metric": metric, **each.cells})
     base = settings.nearest_to_thesis(sweep.runs["llm_share"])
-    names = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
-    ratios = paired_ratio(sweep, "llm_share", base).rename(columns=names)
+    ratios = paired_ratio(sweep, "llm_share", base)
     return with_rooms(parts, sweep).merge(ratios, on="llm_share", how="left")
 
 
@@ -147,9 +146,8 @@ def critique_rows(plain: Tables, critiques: Tables) -> pd.DataFrame:
             parts.append(where | {"metric": "problems_per_min", **rates.at(share).cells, **ratio})
             runs = sweep.runs[sweep.runs["llm_share"] == share]
             for engine in ENGINES:
-                again = runs.filter(regex=f"^{engine}_recomputed_tokens_(evicted|preempted)").sum(
-                    axis=1
-                )
+                lost = f"^{engine}_recomputed_tokens_(evicted|preempted)"
+                again = runs.filter(regex=lost).sum(axis=1)
                 value = float((again / runs["answered_problems"]).mean())
                 parts.append(where | {"metric": "again", "engine": engine, "value": value})
     return with_rooms(parts, critiques)
@@ -416,6 +414,7 @@ def strategy_rows(study: Study) -> pd.DataFrame:
     sums = {"tokens": "tokens", "prm_tokens": "prm_tokens_computed", "seconds": "wall_part_s"}
     rows = list[Row]()
     for levels, problems in by_levels(study).items():
+        right: Any
         right, spent = (problems.pivot_table(column, "problem_id", ["n", "strategy"])
                         for column in ("correct", "wall_part_s"))  # fmt: skip
         most = {n: str(right[n].dropna().mean().idxmax()) for n in right.columns.unique("n")}
@@ -431,8 +430,8 @@ def strategy_rows(study: Study) -> pd.DataFrame:
             more = (right[n][name] - right[n][PLAIN]).dropna()
             where |= bootstrap_mean(more, list(more.index)).named("more")
             if levels == "all levels":
-                both = spent[n].loc[more.index, [name, PLAIN]].to_numpy().T
-                where |= bootstrap_ratio(*both, list(more.index)).named("times")
+                own_s, plain_s = (spent[n, each][more.index] for each in (name, PLAIN))
+                where |= bootstrap_ratio(own_s, plain_s, list(more.index)).named("times")
             where["gap_chance"] = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
             rows.append(where | cells | found.cells | caches[n, name])
     return pd.DataFrame(rows)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import NormalDist, median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,22 +24,6 @@ DRAWS = 2000
 LEVEL = 0.95
 TAILS = (1 - LEVEL) / 2, (1 + LEVEL) / 2
 Array = NDArray[np.float64]
-
-
-class Tables(Protocol):
-    """What rows are made of: study.Study, a pick of stored runs, or a look-alike in tests."""
-
-    @property
-    def runs(self) -> pd.DataFrame: ...
-    @property
-    def all_runs(self) -> pd.DataFrame: ...
-    def table(
-        self,
-        name: str,
-        llm_share: float | None = None,
-        seed: int | None = None,
-        runs: pd.DataFrame | None = None,
-    ) -> pd.DataFrame: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +191,7 @@ def noise_of(runs: pd.DataFrame) -> Noise:
     return Noise(sigma, *counts, spread, tuple(sentinel_drift(runs)))
 
 
-def repeated(study: Tables) -> pd.DataFrame:
+def repeated(study: Any) -> pd.DataFrame:
     """The study's runs, and those of them carried out again: what a rate is pooled over."""
     runs, every, keys = study.runs, study.all_runs, ["llm_share", "seed", "setting"]
     if not {"repeat", *keys} <= set(every):
@@ -316,29 +300,24 @@ class Rates:
 
 
 def draw_rates(
-    rows: pd.DataFrame,
-    runs: pd.DataFrame,
-    by: str,
-    top: str = "tokens",
-    bottom: str = "wall_part_s",
-    *,
-    noise: Noise | None = None,
+    rows: pd.DataFrame, runs: pd.DataFrame, by: str, top: str = "tokens", noise: Noise | None = None
 ) -> Rates:
-    """Rates of `top` over `bottom`, seconds, of each value of `by`, a column of `runs`.
+    """Rates of `top` over wall_part_s, seconds, of each value of `by`, a column of `runs`.
 
     rows: run_id, problem_id and the two columns, one row a run and problem. Problems and seeds that
     some setting lacks are left out; of a run that was repeated the mean counts.
     """
     noise = noise or Noise()
     keys = runs[["run_id", by, "seed"]]
-    rows = rows[["run_id", "problem_id", *{top, bottom}]].merge(keys, on="run_id")
+    columns = [top, "wall_part_s"]
+    rows = rows[["run_id", "problem_id", *columns]].merge(keys, on="run_id")
     common = set.intersection(*rows.groupby(by)["seed"].agg(set))
     seeds = sorted(common) or sorted(rows["seed"].unique())  # none in common: unpaired
     wide = rows[rows["seed"].isin(seeds)].pivot_table(
-        index=[by, "seed"], columns="problem_id", values=list({top, bottom}), aggfunc="mean"
+        index=[by, "seed"], columns="problem_id", values=columns, aggfunc="mean"
     )
     whole = wide[top].columns[wide[top].notna().all()]
-    above, below = (wide[column][whole].to_numpy(float) for column in (top, bottom))
+    above, below = (wide[column][whole].to_numpy(float) for column in columns)
     index, times = wide.index.to_frame(index=False), keys.groupby([by, "seed"]).size()
     runs = runs.drop_duplicates([by, "seed"])
     generator = np.random.default_rng(0)
@@ -354,11 +333,8 @@ def draw_rates(
         its_own = _drawn_anew(generator, len(its))
         weights[:, its.index] = drawn if paired else its_own
     weighed = weights * (above @ each).T
-    spent = (
-        weights
-        * (below @ each).T
-        * noise.factors(generator, weights.shape, times[wide.index].to_numpy())
-    )
+    factors = noise.factors(generator, weights.shape, times[wide.index].to_numpy())
+    spent = weights * (below @ each).T * factors
     settings = list(dict.fromkeys(index[by]))
     work = pd.Series(settings).map(equal_work(runs, by, seeds)).to_numpy()
     own = np.equal.outer(index[by].to_numpy(object), np.array(settings, object)).astype(float)
@@ -376,14 +352,14 @@ def draw_rates(
     )
 
 
-def paired_ratio(study: Tables, by: str, against: Any) -> pd.DataFrame:
+def paired_ratio(study: Any, by: str, against: Any) -> pd.DataFrame:
     """Throughput of every setting, a value of the runs' column `by`, over that of the setting
-    `against`: columns `by`, value, low, high.
+    `against`: columns `by`, ratio, ratio_low, ratio_high.
     """
     runs, noise, found = repeated(study), noise_of(study.all_runs), []
     rows = study.table("problems", runs=runs)
     for setting in runs[by].unique():
         pair = runs[runs[by].isin([setting, against])]  # the seeds and problems that both have
         ratio = draw_rates(rows, pair, by, noise=noise).ratio(against, setting)
-        found.append({by: setting, **ratio.cells})
+        found.append({by: setting, **ratio.named("ratio")})
     return pd.DataFrame(found)

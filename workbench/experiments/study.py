@@ -46,13 +46,7 @@ TO_RUN = "to run"
 PROBLEMS_PER_CELL = {TIMED: 0.45, COUNTED: 0.06}
 """Roughly what a cell takes of the time of searching its problems; measured on the tiny pair."""
 DRIFT_WORTH_A_WORD = 0.1
-AUXILIARY = (
-    settings.SENTINEL,
-    settings.COUNTED,
-    settings.DEPTH,
-    settings.QUEUE,
-    settings.REFERENCE,
-)
+AUXILIARY = (settings.SENTINEL, COUNTED, settings.DEPTH, settings.QUEUE, settings.REFERENCE)
 """Roles of runs that stand beside those that a study is about."""
 
 
@@ -209,19 +203,8 @@ def run_policies(
     """Policies and techniques at budgets in multiples of the working set, which is measured first,
     with memory uncapped. RunStoreError where no such search finishes.
     """
-    _run_uncapped(config, plan, runs_dir, **options)
-    specs = policies_planned(config, plan, runs_dir, **options)
+    specs = policies_planned(config, plan, runs_dir, **{"compute": True} | options)
     return run_study(config, specs, runs_dir, plan=plan, **options)
-
-
-def _run_uncapped(
-    config: SweepConfig, plan: plans.PolicyPlan, runs_dir: Folder, **options: Any
-) -> None:
-    """The searches that the working set is measured by. RunStoreError where none finishes."""
-    specs = plans.reference_runs(config, plan)
-    study = run_study(config, specs, runs_dir, plan=plan, **options)
-    if options.get("compute", True):
-        working_set_of(study.all_runs)
 
 
 def working_set_of(runs: pd.DataFrame) -> plans.WorkingSet:
@@ -272,8 +255,7 @@ def run_policies_replayed(
     does not say what a cache then forgets. The uncapped search has a device of any size.
     """
     device = replace(load_device(carry_out.DEVICE), memory_bytes=1 << 50)
-    options |= _replays(config, device)
-    _run_uncapped(config, plan, runs_dir, **options)
+    options = {"compute": True} | options | _replays(config, device)
     specs = [
         replace(run, config=replace(run.config, forget_pruned=False))
         for run in policies_planned(config, plan, runs_dir, **options)
@@ -416,15 +398,23 @@ def preview(
 
 
 def policies_planned(
-    config: SweepConfig, plan: plans.PolicyPlan, runs_dir: Folder = None, **options: Any
+    config: SweepConfig,
+    plan: plans.PolicyPlan,
+    runs_dir: Folder = None,
+    compute: bool = False,
+    **options: Any,
 ) -> list[RunSpec]:
-    """Runs of the study of policies; before the working set is known as many, of other sizes."""
+    """Runs of the study of policies; before the working set is known as many, of other sizes.
+
+    compute: run first what it is measured by. RunStoreError where none of these finishes.
+    """
     first = plans.reference_runs(config, plan)
-    study = run_study(config, first, runs_dir, plan=plan, **options | {"compute": False})
+    study = run_study(config, first, runs_dir, plan=plan, compute=compute, **options)
+    known = not study.missing and len(study.having(role=settings.REFERENCE, technique=NONE))
     size = int(first[0].get("kv_bytes")) // 2
-    unknown = plans.WorkingSet(size, size, longest=256)
-    is_known = not study.missing and len(study.having(role=settings.REFERENCE, technique=NONE))
-    need = working_set_of(study.all_runs) if is_known else unknown
+    need = plans.WorkingSet(size, size, longest=256)
+    if compute or known:
+        need = working_set_of(study.all_runs)
     return [*first, *plans.policy_runs(config, plan, need)]
 
 

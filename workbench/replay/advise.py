@@ -116,10 +116,12 @@ class Question:
         """How many are searched."""
         return max(PROBLEMS * self.in_flight, LEAST_PROBLEMS)
 
-    def drawn(self, depth: int, *drawn: Any) -> Answers:
-        """The search, steps down to a depth. drawn: seed and assumptions, as thesis_search."""
+    def drawn(
+        self, depth: int, seed: int = 0, assumptions: workload.Assumptions | None = None
+    ) -> Answers:
+        """The search, steps down to a depth."""
         sizes = self.problems, self.n, self.beam_width, depth
-        found = workload.thesis_search(*sizes, *drawn, strategy=self.strategy)
+        found = workload.thesis_search(*sizes, seed, assumptions, self.strategy)
         if self.critiques:
             found = workload.with_critiques(found, Critiques(self.critiques, self.critique_tokens))
         return Answers(found)

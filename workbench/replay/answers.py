@@ -138,6 +138,7 @@ class Answers:
         # by problem, the texts of the steps and its number
         self.critiques: dict[str, dict[tuple[Any, ...], ReadCritique]] = {}
         self._nodes: dict[tuple[str, str], SampledNode] = {}
+        by_seed: dict[int, SampledNode] = {}
         # the PRM's inputs and scores by problem and the texts of the steps
         self.solutions: dict[str, dict[tuple[str, ...], ScoredSolution]] = {}
         for problem in recording.problems:
@@ -145,7 +146,8 @@ class Answers:
             sampled: dict[NodePath, TokenTrie] = {(): TokenTrie(None, problem.prompt)}
             for step in problem.steps:
                 trie = sampled[step.path] = TokenTrie(sampled[step.path[:-1]], step.tokens)
-                self._nodes[name, node_id(step.path)] = SampledNode(step, trie)
+                node = self._nodes[name, node_id(step.path)] = SampledNode(step, trie)
+                by_seed[node_seed(settings.seed, name, step.path)] = node
             scored = self.solutions[name] = {}
             for each in problem.solutions:
                 before = scored[each.steps[:-1]].trie if len(each.steps) > 1 else None
@@ -160,11 +162,6 @@ class Answers:
                 read[c.key] = ReadCritique(sampled_node, verdict)
                 seed = critique_seed(settings.seed, name, tuple(steps), number)
                 self._critiques[seed] = sampled_node
-        by_seed = {
-            node_seed(settings.seed, p, node.step.path): node
-            for (p, _), node in self._nodes.items()
-            if isinstance(node.step, RecordedStep)
-        }
         assert len(by_seed) == len(self._nodes), "two nodes share a seed"
         self.tokens = RecordedTokens(by_seed | self._critiques)
 

@@ -93,7 +93,6 @@ class LoggedCache(KVCacheManager):
     def allocate(
         self, seq_id: int, token_ids: Any, num_tokens: int | None = None, **options: Any
     ) -> Allocation | None:
-        """As KVCacheManager."""
         found = super().allocate(seq_id, token_ids, num_tokens, **options)
         if found is not None:
             contents, length = self._contents(seq_id, token_ids), len(token_ids)
@@ -104,14 +103,12 @@ class LoggedCache(KVCacheManager):
         return found
 
     def extend(self, seq_id: int, token_ids: Any) -> list[int] | None:
-        """As KVCacheManager."""
         found = super().extend(seq_id, token_ids)
         if found is not None:
             self._log.append(Extend(seq_id, self._contents(seq_id, token_ids), len(token_ids)))
         return found
 
     def free(self, seq_id: int, num_computed: int | None = None, **options: Any) -> None:
-        """As KVCacheManager."""
         super().free(seq_id, num_computed, **options)
         del self._named[seq_id]
         self._log.append(Free(seq_id, num_computed))

@@ -197,7 +197,6 @@ class ReplayEngine:
         return CacheRoom(self.cache.room, self.cache.block_size)
 
     def trace_as(self, recorder: Recorder, name: str) -> tuple[Recorder, str]:
-        """See TokenEngine."""
         before = self._recorder, self._trace_name
         self._recorder, self._trace_name = recorder, name
         return before
@@ -465,7 +464,7 @@ def calibrated(device: Device, runs: Iterable[MeasuredRun]) -> Device:
         works, seconds = list[Any](), list[float]()
         for (role, other), meter in zip(engines.items(), meters):
             if other.name == engine.name:
-                works += meter.works
+                works += meter
                 seconds += steps.loc[steps["engine"] == role, "duration_s"].tolist()
         terms[engine.name] = asdict(fit(ModelWork.of(engine), device, works, seconds))
     outside = sum(float(run.trace.spans["duration_s"].sum()) for run in runs)

@@ -161,7 +161,8 @@ def _grown(problem: Problem, own: Tokens, strategy: Strategy, draw: Draw) -> Rec
             if request.stop:
                 drawn = [[step] for step in draw(request.beams)]
             else:
-                drawn = [_whole(beam, draw, request.max_tokens) for beam in request.beams]
+                most = request.max_tokens or MAX_MODEL_LEN
+                drawn = [_whole(beam, draw, most) for beam in request.beams]
             reply = []
             for slot, (beam, pieces) in enumerate(zip(request.beams, drawn, strict=True)):
                 tokens, reason = sum((s.tokens for s in pieces), ()), pieces[-1].reason
@@ -305,7 +306,7 @@ def thesis_search(
     same seed gives the same search; the problems are those of the study, whatever it is. strategy:
     of DRAWN_STRATEGIES. Raises ConfigError.
     """
-    require_known([strategy], DRAWN_STRATEGIES, "A search made of lengths", "strategy")
+    require_known([strategy], list(DRAWN_STRATEGIES), "A search made of lengths", "strategy")
     kind, sizes = STRATEGIES[strategy], {"n": n, "beam_width": beam_width, "max_depth": max_depth}
     chosen = kind(**{each.name: sizes[each.name] for each in fields(kind) if each.name in sizes})
     problems = []
@@ -323,7 +324,6 @@ class _Progress(NamedTuple):
     wanted: float
     score: float
     tokens: int  # of all steps
-    steps: int
 
 
 class _AssumedSteps:
@@ -331,7 +331,7 @@ class _AssumedSteps:
 
     def __init__(self, lengths: Lengths, seed: int, assumed: Assumptions) -> None:
         self._assumed, self._name = assumed, f"{seed}/{lengths.id}"
-        start = _Progress(assumed.length_ratio * lengths.solution_tokens, 0.9, 0, 0)
+        start = _Progress(assumed.length_ratio * lengths.solution_tokens, 0.9, 0)
         self._progress: dict[tuple[int, ...], _Progress] = {(): start}
         self._steps: dict[tuple[int, ...], DrawnStep] = {}
         around = PRM_HEAD + PRM_VERDICT + lengths.problem_tokens
@@ -349,35 +349,29 @@ class _AssumedSteps:
                 continue
             wanted = parent.wanted * draws.lognormvariate(0, assumed.length_spread)
             count = max(2, round(draws.lognormvariate(usual, assumed.step_spread)))
-            left = self._room - parent.tokens - (parent.steps + 1) * (PRM_BETWEEN + PRM_VERDICT)
+            left = self._room - parent.tokens - len(path) * (PRM_BETWEEN + PRM_VERDICT)
             if draws.random() < assumed.endless:
                 wanted = math.inf
             ends = count >= wanted or count >= left - 2 * assumed.step_tokens
             count = max(2, min(count, math.ceil(min(wanted, left))))
             score = min(max(parent.score + draws.gauss(0, assumed.score_spread), 0.0), 1.0)
-            tokens, steps = parent.tokens + count, parent.steps + 1
-            self._progress[path] = _Progress(wanted - count, score, tokens, steps)
+            self._progress[path] = _Progress(wanted - count, score, parent.tokens + count)
             text, reason = "/".join(map(str, path)) + STEP_END, "eos" if ends else "stop"
             self._steps[path] = DrawnStep(drawn_tokens(draws, count), text, score, reason)
         return [self._steps[path] for path in paths]
 
 
-def with_critiques(
-    recording: Recording,
-    critiques: Critiques,
-    median: float = 200.0,
-    spread: float = 0.5,
-    seed: int = 0,
-) -> Recording:
+CRITIQUE = 200.0, 0.5
+"""A drawn critique's tokens: median, and standard deviation of their logarithm."""
+
+
+def with_critiques(recording: Recording, critiques: Critiques, seed: int = 0) -> Recording:
     """The search as if a generative verifier had judged it: each judged solution gets critiques.
 
-    Steps, inputs and scores stay. A critique's tokens are drawn: median and log standard deviation,
-    critiques.tokens at most. The PRM's max_model_len grows by what a critique may take, so that the
-    same solutions fit. Raises ConfigError for a median below 1 or a negative spread.
+    Steps, inputs and scores stay. A critique's tokens are drawn, critiques.tokens at most. The
+    PRM's max_model_len grows by what a critique may take, so that the same solutions fit.
     """
-    if not (median >= 1 and spread >= 0):
-        raise ConfigError(f"median {median}, spread {spread}; allowed: median >= 1, spread >= 0.")
-    problems = []
+    problems, (median, spread) = [], CRITIQUE
     for problem in recording.problems:
         found = []
         for solution in problem.solutions:
@@ -451,15 +445,9 @@ def from_completions(
     strategy = BeamSearch(counts[0], beam_width, max_depth)
     problems = []
     for number, row in enumerate(known):
-        name, level, answer = str(row.get("unique_id", number)), row.get("level"), row.get("answer")
-        problem = Problem(
-            name,
-            row["problem"],
-            None if answer is None else str(answer),
-            None if level is None else int(level),
-        )
+        problem = Problem(str(row.get("unique_id", number)), row["problem"])
         own = tuple(int(token) for token in tokenize(row["problem"]))
-        draw = _PublishedSteps(row, tokenize, f"{seed}/{name}", len(own))
+        draw = _PublishedSteps(row, tokenize, f"{seed}/{problem.id}", len(own))
         problems.append(_grown(problem, own, strategy, draw))
     return _recording(problems, strategy, seed)
 

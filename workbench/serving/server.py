@@ -189,7 +189,6 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI calls it."""
         await self.stream_response(send)
 
 
@@ -591,7 +590,6 @@ class Guard:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI calls it."""
         service, app, why = self._service, self._app, None
         if scope["type"] != "http" or scope["path"] == "/health":
             await app(scope, receive, send)

@@ -2,8 +2,7 @@
 
 A pick is a whole sweep (runs that differ in share and seed alone), the cells of a batching study,
 or one run. The rows are the study's own views, the drawings its own plots; a second pick is dotted
-or hatched, with open markers, over the first, or cells beside it. `picks`, `searched`, `explore`
-are plain functions.
+or hatched, with open markers, over the first, or cells beside it.
 """
 
 from __future__ import annotations
@@ -94,14 +93,11 @@ def picks(runs: pd.DataFrame) -> dict[str, Pick]:
 
 def picked(found: dict[str, Pick], name: str | None) -> Pick:
     """The pick of this name, the first by default. RunStoreError for one that is not there."""
-    if name is None:
-        return next(iter(found.values()))
-    if name not in found:
-        known = list(found)
-        raise RunStoreError(
-            f"There is no pick {name!r}.{nearest(name, known)} First: {known[0]!r}."
-        )
-    return found[name]
+    first = next(iter(found))
+    if (wanted := name or first) not in found:
+        hint = nearest(wanted, list(found))
+        raise RunStoreError(f"There is no pick {wanted!r}.{hint} First: {first!r}.")
+    return found[wanted]
 
 
 def searched(pick: Pick, llm_share: float) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -149,15 +145,12 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> dict[str, pd.DataFrame]:
         )
     alike = pd.concat([r for r, name in zip(groups, names) if names.count(name) > 1] or [runs[:0]])
     telling = [str(name) for name in keys if alike[name].map(str).nunique() > 1]
-    told = [{each: str(rows.iloc[0][each]) for each in telling} for rows in groups]
-    added = [
-        "".join(f", {each}={value}" for each, value in own.items() if value != "nan")
-        for own in told
-    ]
-    return {
-        name + more if names.count(name) > 1 else name: rows
-        for name, more, rows in zip(names, added, groups)
-    }
+    found = {}
+    for name, rows in zip(names, groups):
+        own = {each: str(rows.iloc[0][each]) for each in telling if names.count(name) > 1}
+        more = "".join(f", {each}={value}" for each, value in own.items() if value != "nan")
+        found[name + more] = rows
+    return found
 
 
 Compared = tuple[str, tuple[pd.DataFrame, ...]]

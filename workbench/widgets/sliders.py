@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.experiments.rows import block_rows
-from workbench.experiments.statistics import Tables
+from workbench.experiments.runs import RunTables as Tables
 from workbench.plots import prm_blocks, thrashing
 from workbench.plots.theme import BLACK, MODELS, Style, finish, series
 from workbench.widgets.parts import NOT_LIVE, Drawing, FigureView, NumberSlider, is_live

@@ -1,8 +1,7 @@
 """A search tree to click through: depth to the right, scores as colours, pruned branches faint.
 
 Made of the `problems` and `nodes` tables, so a search of this moment and a stored run are alike.
-`problem_tree`, `node_text`, `in_words` and `tree_figure` are plain functions; a `TreeView` shows
-the figure, and the text of the node that is clicked or chosen by name.
+A `TreeView` shows the figure, and the text of the node that is clicked or chosen by name.
 """
 
 from __future__ import annotations
