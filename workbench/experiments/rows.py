@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import OutOfMemory, RunStoreError
-from workbench.experiments import plans, settings
+from workbench.experiments import plans, settings, statistics
 from workbench.experiments.execute import DEVICE, rung_answers
 from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.plans import BATCHED, BESIDE, LAST_TWO, NONE
@@ -24,21 +24,7 @@ from workbench.experiments.provenance import counted
 from workbench.experiments.runs import FINISHED, INFEASIBLE
 from workbench.experiments.runs import RunTables as Tables
 from workbench.experiments.settings import CONTINUOUS, TIMED
-from workbench.experiments.statistics import (
-    DRAWS,
-    Interval,
-    Rates,
-    bootstrap,
-    bootstrap_mean,
-    bootstrap_ratio,
-    draw_rates,
-    is_replayed,
-    noise_of,
-    paired_ratio,
-    repeated,
-    upper_bound_of_none,
-    wilson,
-)
+from workbench.experiments.statistics import Interval, Rates, bootstrap
 from workbench.experiments.study import (
     CARRIES_OVER,
     COMPARED_SHARES,
@@ -89,7 +75,7 @@ def split_rows(sweep: Tables) -> pd.DataFrame:
     for metric, each in (("peak_share", peak), ("same_work", same)):
         parts.append({"llm_share": peak.estimate, "metric": metric, **each.cells})
     base = settings.nearest_to_thesis(sweep.runs["llm_share"])
-    ratios = paired_ratio(sweep, "llm_share", base)
+    ratios = statistics.paired_ratio(sweep, "llm_share", base)
     return with_rooms(parts, sweep).merge(ratios, on="llm_share", how="left")
 
 
@@ -102,7 +88,7 @@ def counted_rows(sweep: Tables) -> pd.DataFrame:
     what it had to give up.
     """
     runs, found = sweep.runs, list[Row]()
-    if not is_replayed(rung(runs)):
+    if not statistics.is_replayed(rung(runs)):
         rate = counted_rate(runs, sweep.table("steps"))
         over = rate / rate[settings.nearest_to_thesis(rate.index)]
         cells = zip(rate.index, rate, over)
@@ -155,10 +141,10 @@ def critique_rows(plain: Tables, critiques: Tables) -> pd.DataFrame:
 
 def rates_of(sweep: Tables) -> dict[str, Rates]:
     """Rates over the split, drawn with the sweep's noise: generated tokens, and problems."""
-    runs, noise = repeated(sweep), noise_of(sweep.all_runs)
+    runs, noise = statistics.repeated(sweep), statistics.noise_of(sweep.all_runs)
     rows = sweep.table("problems", runs=runs).assign(sixty=60.0)
     return {
-        name: draw_rates(rows, runs, "llm_share", top, noise=noise)
+        name: statistics.draw_rates(rows, runs, "llm_share", top, noise=noise)
         for name, top in (("tokens_per_s", "tokens"), ("problems_per_min", "sixty"))
     }
 
@@ -188,7 +174,7 @@ def prefix_hit_rows(sweep: Tables) -> pd.DataFrame:
     admitted = sweep.table("requests").dropna(subset="scheduled_s")
     for (share, engine), rows in admitted.groupby(["llm_share", "engine"]):
         units = list(rows["problem_id"])
-        found = bootstrap_ratio(rows["cached_tokens"], rows["prompt_tokens"], units)
+        found = statistics.bootstrap_ratio(rows["cached_tokens"], rows["prompt_tokens"], units)
         parts.append({"llm_share": share, "engine": engine, **found.cells})
     return with_rooms(parts, sweep)
 
@@ -213,9 +199,9 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
 
     def rate(rows: pd.DataFrame, top: str, scale: float) -> Row:
         units = rows["run_id"] + "/" + rows["stretch"].astype(str)
-        found = bootstrap_ratio(rows[top], rows["look_ups"], list(units))
+        found = statistics.bootstrap_ratio(rows[top], rows["look_ups"], list(units))
         if rows[top].sum() == 0:
-            found = Interval(0.0, 0.0, upper_bound_of_none(int(rows["look_ups"].sum())))
+            found = Interval(0.0, 0.0, statistics.upper_bound_of_none(int(rows["look_ups"].sum())))
         return {name: scale * value for name, value in found.cells.items()}
 
     thrashed = by_stretch(steps, "start_s", ["thrash_events", "thrashed"])
@@ -320,7 +306,7 @@ def balance_rows(sweep: Tables, cells: pd.DataFrame) -> pd.DataFrame:
     problems = sweep.table("problems").merge(seconds, on="run_id").merge(steps, on=keys)
     for (share, own), model in product(problems.groupby("llm_share"), ENGINES):
         part = own["wall_part_s"] / own["wall_s"] * own[f"{model}_busy_s"]
-        cells_of = bootstrap_ratio(own["steps"], part, list(own["problem_id"])).cells
+        cells_of = statistics.bootstrap_ratio(own["steps"], part, list(own["problem_id"])).cells
         busy.append({"llm_share": share, "metric": "steps_per_busy_s", "model": model} | cells_of)
     done = cells[cells["status"] == FINISHED]
     static = done["kind"] == settings.STATIC_BATCH
@@ -371,7 +357,7 @@ def ablation_rows(study: Study) -> pd.DataFrame:
     for key, runs in study.runs.groupby("setting", sort=False):
         own = problems[problems["setting"] == key]
         for metric, top in (("problems_per_min", "sixty"), ("tokens_per_s", "tokens")):
-            add(key, metric, draw_rates(own, runs, "setting", top, noise=noise).at(key))
+            add(key, metric, statistics.draw_rates(own, runs, "setting", top, noise=noise).at(key))
         if "correct" in own:  # a replay answers nothing
             add(key, "accuracy", _mean(own, "correct"))
     for before, after in steps_up(study):
@@ -422,16 +408,16 @@ def strategy_rows(study: Study) -> pd.DataFrame:
             cells = {key: float(own[column].mean()) for key, column in sums.items()}
             if name in ONE_ROUND and levels != "all levels":
                 cells["seconds"] = np.nan  # a round's are divided evenly, whatever was sampled
-            found = wilson(float(own["correct"].mean()), own["problem_id"].nunique())
+            found = statistics.wilson(float(own["correct"].mean()), own["problem_id"].nunique())
             best = most[n]  # on the problems that all have
             ahead = (right[n][best] - right[n][name]).dropna()
             where: Row = {"strategy": name, "n": n, "levels": levels, "best": best}
-            where |= bootstrap_mean(ahead, list(ahead.index)).named("gap")
+            where |= statistics.bootstrap_mean(ahead, list(ahead.index)).named("gap")
             more = (right[n][name] - right[n][PLAIN]).dropna()
-            where |= bootstrap_mean(more, list(more.index)).named("more")
+            where |= statistics.bootstrap_mean(more, list(more.index)).named("more")
             if levels == "all levels":
                 own_s, plain_s = (spent[n, each][more.index] for each in (name, PLAIN))
-                where |= bootstrap_ratio(own_s, plain_s, list(more.index)).named("times")
+                where |= statistics.bootstrap_ratio(own_s, plain_s, list(more.index)).named("times")
             where["gap_chance"] = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
             rows.append(where | cells | found.cells | caches[n, name])
     return pd.DataFrame(rows)
@@ -492,13 +478,13 @@ def gains_by_level(study: Study) -> tuple[dict[str, Interval], float]:
     columns = gain * easy, easy, gain * hard, hard
     found = {name: bootstrap(columns, list(gain.index), part) for name, part in parts.items()}
     draw, values = np.random.default_rng(0), gain.to_numpy()
-    dealt = [hard, *(draw.permutation(hard) for _ in range(DRAWS))]
+    dealt = [hard, *(draw.permutation(hard) for _ in range(statistics.DRAWS))]
     apart = np.abs([values[each].mean() - values[~each].mean() for each in dealt])
     return found, float(np.mean(apart >= apart[0] - 1e-9))
 
 
 def _mean(problems: pd.DataFrame, column: str) -> Interval:
-    return bootstrap_mean(problems[column].astype(float), list(problems["problem_id"]))
+    return statistics.bootstrap_mean(problems[column].astype(float), list(problems["problem_id"]))
 
 
 def steps_up(study: Study) -> list[tuple[str, str]]:
@@ -615,15 +601,15 @@ def speed_up(
 
     top: what is counted in place of tokens. runs: some of the study's (default: all its runs).
     """
-    runs = repeated(study) if runs is None else runs
+    runs = statistics.repeated(study) if runs is None else runs
     pair = runs[runs["setting"].isin([before, after])]
     rows = study.table("problems", runs=pair).assign(sixty=60.0)
-    return draw_rates(rows, pair, "setting", top, noise=study.noise).ratio(before, after)
+    return statistics.draw_rates(rows, pair, "setting", top, noise=study.noise).ratio(before, after)
 
 
 def speed_of(study: Study, setting: str) -> float:
     """Generated tokens a second of a setting, over all its seeds; of repeated runs the mean."""
-    runs = repeated(study).query("setting == @setting")
+    runs = statistics.repeated(study).query("setting == @setting")
     mean = runs.groupby("seed")[["sampled_tokens", "wall_s"]].mean().sum()
     return float(mean["sampled_tokens"] / mean["wall_s"])
 

@@ -34,26 +34,11 @@ import pandas as pd
 
 from workbench.config import SweepConfig, format_size
 from workbench.errors import OutOfMemory, RunStoreError, nearest
+from workbench.experiments import settings, statistics
 from workbench.experiments.memory import ENGINES, Feasibility, feasibility
 from workbench.experiments.provenance import describe, machine_facts, number, this_code, versions
-from workbench.experiments.settings import (
-    COUNTED,
-    REPLAY,
-    TIMED,
-    Identity,
-    RunSpec,
-    fingerprint_of,
-    hash_of,
-)
-from workbench.experiments.statistics import (
-    WORK,
-    Interval,
-    Noise,
-    bootstrap_mean,
-    draw_rates,
-    noise_of,
-    wilson,
-)
+from workbench.experiments.settings import Identity, RunSpec, fingerprint_of, hash_of
+from workbench.experiments.statistics import WORK, Interval, Noise
 from workbench.models.registry import DUMMY, find_model
 from workbench.replay.workload import load_recording, recording_names
 from workbench.search.problems import Problem, load_problems
@@ -259,7 +244,7 @@ def held(folder: Path | None, retry_failed: bool = False) -> str | None:
 def of_other_code(runs: pd.DataFrame) -> pd.Series:
     """Which stored runs were made by other code than this process has."""
     told = runs.reindex(columns=["code", "role", "rung"])
-    is_replay = (told["role"] == REPLAY) | told["rung"].notna()  # a failed one has no rung
+    is_replay = (told["role"] == settings.REPLAY) | told["rung"].notna()  # a failed one has no rung
     return told["code"] != is_replay.map(lambda replayed: this_code(replayed)["code"])
 
 
@@ -596,8 +581,8 @@ class Comparison:
                     *(row[f"{side}{end}"] for end in ("", "_low", "_high"))
                 )
                 levels[-1][f"accuracy of {side.upper()} (95 %)"] = found
-        settings = self.parameters.rename(columns={"name": "setting", "a": "A", "b": "B"})
-        frames = pd.DataFrame(measured), pd.DataFrame(levels), settings
+        differ = self.parameters.rename(columns={"name": "setting", "a": "A", "b": "B"})
+        frames = pd.DataFrame(measured), pd.DataFrame(levels), differ
         return tuple(frame for frame in frames if len(frame))
 
     def _interval(self, row: Mapping[Any, Any]) -> str:
@@ -667,8 +652,8 @@ def compare(a: Folders, b: Folders) -> Comparison:
 def _finished(runs: Folders, side: str) -> pd.DataFrame:
     found = load_runs(runs)
     found = found[found["status"] == FINISHED]
-    if "role" in found:
-        found = found[~found["role"].isin((TIMED, COUNTED))]  # cells ask, they search nothing
+    if "role" in found:  # cells ask, they search nothing
+        found = found[~found["role"].isin((settings.TIMED, settings.COUNTED))]
     if found.empty:
         raise RunStoreError(
             f"Side {side} holds no finished search (cells of a batching study search nothing); "
@@ -693,7 +678,7 @@ def _means(problems: pd.DataFrame) -> Iterator[Row]:
         known = problems.reindex(columns=["problem_id", f"{column}_a", f"{column}_b"]).dropna()
         if len(known):
             a, b = (known[f"{column}_{side}"].astype(float) for side in "ab")
-            found = bootstrap_mean(b - a, list(known["problem_id"]))
+            found = statistics.bootstrap_mean(b - a, list(known["problem_id"]))
             yield _row(metric, a.mean(), b.mean(), found)
 
 
@@ -708,7 +693,7 @@ def _rates(
     """The noise of runs made as these were, whether both sides did equal work, and their rates."""
     beside = load_runs({Path(folder).parent for folder in runs["folder"]})
     beside, runs = (_with_conditions(each[each["status"] == FINISHED]) for each in (beside, runs))
-    noise = noise_of(beside[beside["technique"].isin(runs["technique"])])
+    noise = statistics.noise_of(beside[beside["technique"].isin(runs["technique"])])
     # a pair is what draw_rates calls a seed; pairs may be of other problems; a run may be on both
     rows = problems.sort_values("problem_id").assign(sixty=60.0)
     rows = rows.assign(seed=rows.groupby(keys).ngroup(), run_id=rows["side"] + rows["run_id"])
@@ -719,7 +704,7 @@ def _rates(
     pairs = pairs.join(own.reset_index(drop=True))
     same_work, found = False, []
     for metric, top in RATES.items():
-        rates = draw_rates(rows, pairs, "side", top, noise=noise)
+        rates = statistics.draw_rates(rows, pairs, "side", top, noise=noise)
         same_work = rates.work[0] == rates.work[1]
         difference = Interval(0.0, 0.0, 0.0) if same_work else rates.difference("a", "b")
         a, b = (rates.at(side).estimate for side in "ab")
@@ -766,7 +751,7 @@ def _accuracy(problems: pd.DataFrame) -> pd.DataFrame:
         count = own["problem_id"].nunique()
         row = {"level": level, "problems": count}
         for side in "ab":
-            found = wilson(float(own[f"correct_{side}"].astype(float).mean()), count)
+            found = statistics.wilson(float(own[f"correct_{side}"].astype(float).mean()), count)
             row |= found.named(side)
         rows.append(row)
     return pd.DataFrame(rows)
