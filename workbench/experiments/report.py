@@ -442,8 +442,9 @@ def missing_numbers(drawn: Drawn) -> Named:
     own = rows[rows["kind"] == "setting"].set_index("value")
     searched: Any = own[own.index == "strategy"].dropna(subset="best").itertuples()
     plateaus = [f"{row.setting} {row.plateau_low:.2f} to {row.plateau_high:.2f} (lost at "
-                f"{row.low:.2f}: {percent(row.loss_low)}, at {row.high:.2f}: "
-                f"{percent(row.loss_high)})" for row in searched]  # fmt: skip
+                f"{row.low:.2f}, {row.mid:.2f} and {row.high:.2f}: {percent(row.loss_low)}, "
+                f"{percent(row.loss_mid)} and {percent(row.loss_high)})"
+                for row in searched]  # fmt: skip
     losses = own.filter(like="loss_")
     change = (losses - losses.loc[sensitivity.TAKEN]).abs().max(axis=1)
     change = change[change.index.isin(table.index[breaks & ~given])]
