@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
+from workbench import plots
 from workbench.errors import ConfigError
 from workbench.experiments import requirements
 from workbench.experiments.claims import constant_claim, linear_claim
@@ -36,6 +38,8 @@ def test_all_but_the_kv_cache_is_the_same_at_every_share(rows):
     assert constant_claim(rows).verdict == "holds"
     is_own = (rows["part"] == "other") & rows["fits"]  # of built engines on a GPU
     assert constant_claim(rows.assign(bytes=rows["bytes"].mask(is_own, 1 << 29))).verdict == "holds"
+    other = built.assign(how="measured SmolLM2", bytes=2 * built["bytes"])  # of itself the same
+    assert constant_claim(pd.concat([rows, other])).verdict == "holds"
     first = rows.index == built.index[0]
     moved = rows.assign(bytes=rows["bytes"].where(~first, 2 * rows["bytes"]))
     assert constant_claim(moved).verdict == "fails"
@@ -97,6 +101,18 @@ def test_the_thesis_s_pair_is_computed_at_its_own_size():
     without = replace(pair, limits=(0, 0)).shares
     assert without.low < ends.low < ends.high < without.high
     assert ends.prm.block_bytes == 4 * ends.llm.block_bytes
+
+
+def test_a_pair_that_stands_beside_another_study_is_named_and_computes_nothing(study, rows) -> None:
+    """Its figure has a column of panels more, and the claims rows of its own."""
+    beside = study_memory(study.config, how="measured SmolLM2")
+    more = requirements.memory_part_rows(beside)
+    blocks = [requirements.block_count_rows(each) for each in (study, beside)]
+    assert set(blocks[1]["how"]) == {"measured SmolLM2"} == set(more["how"])
+    for draw, parts in ((plots.memory_parts, [rows, more]), (plots.kv_blocks, blocks)):
+        assert "measured SmolLM2" in draw(pd.concat(parts, ignore_index=True)).to_json()
+    face = requirements.memory_provenance(study, beside)
+    assert "; tiny-solver in both roles, 64.0 MiB, at 2 shares" in face
 
 
 def test_both_dry_passes_are_measured_and_faces_name_what_was_built(study):

@@ -278,9 +278,12 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
 
 
 def replayed_ablation(config: SweepConfig) -> AblationPlan:
-    """Replayed are the problems of a replayed rung, and twice as many: the second half waits."""
+    """Replayed are the problems of a replayed rung, and twice as many: the second half waits. A
+    recording has no more than its own.
+    """
     count = config.num_problems
-    return AblationPlan(count, (), repeats=0, queue_problems=2 * count)
+    queue = 0 if config.problems == RECORDING else 2 * count
+    return AblationPlan(count, (), repeats=0, queue_problems=queue)
 
 
 def replayed_policies(config: SweepConfig, plan: PolicyPlan) -> PolicyPlan:

@@ -42,7 +42,8 @@ GRID = tuple(np.round(np.arange(0.005, 0.7, 0.005), 3))  # shares of the formula
 
 @dataclass(frozen=True, slots=True)
 class PairMemory:
-    """Two models in one memory. how: measured or computed; bytes of activations of (LLM, PRM).
+    """Two models in one memory. how: COMPUTED, MEASURED, or whose else that was built; bytes of
+    activations of (LLM, PRM).
 
     longest and limits: those of one step over the longest request, and over the batch limits.
     """
@@ -61,7 +62,7 @@ class PairMemory:
 
 @dataclass(frozen=True)
 class MemoryStudy:
-    """Engines built over the axis, and the thesis's pair beside them.
+    """Engines built over the axis, and (not of every pair) the thesis's computed beside them.
 
     runs: one row a share that was built, with every part of both engines' memory, as in the runs of
     a sweep. beyond: shares outside the feasible ones that are shown with what they lack.
@@ -69,7 +70,7 @@ class MemoryStudy:
 
     runs: pd.DataFrame
     measured: PairMemory
-    computed: PairMemory
+    computed: PairMemory | None
     beyond: tuple[float, ...]
     plan: None = None
 
@@ -79,9 +80,9 @@ class MemoryStudy:
         return self.measured.config
 
     @property
-    def pairs(self) -> tuple[PairMemory, PairMemory]:
+    def pairs(self) -> tuple[PairMemory, ...]:
         """The measured and the computed one."""
-        return self.measured, self.computed
+        return tuple(filter(None, (self.measured, self.computed)))
 
     @property
     def shares(self) -> list[float]:
@@ -92,8 +93,11 @@ class MemoryStudy:
         return f"MemoryStudy({self.config.profile}: engines built at {len(self.runs)} shares)"
 
 
-def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStudy:
-    """Build both engines at every feasible share of `config`; compute the thesis's pair.
+def study_memory(
+    config: SweepConfig, beyond: Sequence[float] = (), how: str = MEASURED
+) -> MemoryStudy:
+    """Build both engines at every feasible share of `config`; compute the thesis's pair, unless the
+    pair that is built stands beside another study's: how names it.
 
     Raises what building an engine raises, and ConfigError where no share is feasible.
     """
@@ -121,8 +125,9 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
         one = replace(one, max_num_seqs=1, max_num_batched_tokens=length)
         longest.append(int(_built(one)["activations_bytes"]))
     limits = tuple(rows[0][f"{model}_activations_bytes"] for model in ENGINES)
-    measured = PairMemory(MEASURED, config, tuple(longest), limits)
-    return MemoryStudy(runs, measured, computed_pair(), tuple(beyond))
+    measured = PairMemory(how, config, tuple(longest), limits)
+    beside = computed_pair() if how == MEASURED else None
+    return MemoryStudy(runs, measured, beside, tuple(beyond))
 
 
 def _built(config: EngineConfig) -> dict[str, Any]:
@@ -163,9 +168,9 @@ def memory_part_rows(study: MemoryStudy) -> pd.DataFrame:
     built = study.runs.set_index("llm_share").to_dict("index")
     rows = []
     for pair, share in product(study.pairs, study.shares):
-        run: Any = built.get(share) if pair.how == MEASURED else None
+        run: Any = None if pair is study.computed else built.get(share)
         both = _by_formula(pair, share)
-        if both[0]["fits"] and pair.how == MEASURED and run is None:
+        if both[0]["fits"] and pair is study.measured and run is None:
             continue  # it fits by the formula alone
         for row in both if run is not None else ():
             row |= {part: run[f"{row['model']}_{name}_bytes"] for part, name in BUILT.items()}
@@ -196,12 +201,15 @@ def block_count_rows(study: MemoryStudy) -> pd.DataFrame:
     return pd.DataFrame(rows).drop(columns=[*PARTS, *own])
 
 
-def memory_provenance(study: MemoryStudy) -> str:
+def memory_provenance(study: MemoryStudy, *others: MemoryStudy) -> str:
     """What stands on both figures: what was built where, and what was computed."""
-    here, far = study.config, study.computed.config
+    here, far = study.config, computed_pair().config
     sizes = [format_size(parse_size(each.total_memory)) for each in (here, far)]
     outside = "" if here.activations_in_total else ", activations outside it"
     what = f"total memory {sizes[0]}{outside}; both engines built at {len(study.runs)} shares"
+    for other in others:
+        size = format_size(parse_size(other.config.total_memory))
+        what += f"; {other.config.llm} in both roles, {size}, at {len(other.runs)} shares"
     names = ", ".join(name.removeprefix("dummy:") for name in (far.llm, far.prm))
     requests = f"requests of up to {far.max_model_len:,} tokens"
     computed = f"Computed: {names}, {far.dtype}, {sizes[1]}, {requests}."

@@ -7,6 +7,8 @@ scales.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -14,7 +16,6 @@ from plotly.subplots import make_subplots
 from workbench.plots import theme
 from workbench.plots.theme import MODELS, Style, finish, say, series
 
-HOWS = ("measured", "computed")
 KV, MORE = "kv", "activations_more"
 BAND = {"fillcolor": theme.GREY, "opacity": 0.2, "line_width": 0, "layer": "below"}
 SIZES = ["budget", "lacks", "size"]  # columns in the unit of a panel
@@ -34,8 +35,8 @@ _BLOCKS_CAPTION = (
     "what it lacks there."
 )
 _PARTS_CAPTION = (
-    "What the memory of each model is used for, over the LLM's share of total memory. Left: "
-    "measured, engines built at each share; right: computed from the models' shapes. Black: the "
+    "What the memory of each model is used for, over the LLM's share of total memory. Measured: "
+    "engines built at each share; computed: from the models' shapes. Black: the "
     "model's part of the total; what stands above one is paid for outside it. Activations are "
     "those of one step over the longest request (thesis), and what a step at the batch limits, for "
     "which is reserved here, takes more. Grey: one of the models does not fit; what it lacks."
@@ -45,12 +46,12 @@ _PARTS_CAPTION = (
 def memory_parts(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Weights, KV, other and activations of both models, stacked over the share.
 
-    rows: how (measured | computed), model, name, llm_share, budget_bytes, lacks_bytes, part, bytes,
-    fits, llm_kv_tokens, prm_kv_tokens.
+    rows: how (measured, computed: a column of panels each), model, name, llm_share, budget_bytes,
+    lacks_bytes, part, bytes, fits, llm_kv_tokens, prm_kv_tokens.
     """
-    fig = make_subplots(2, len(HOWS), horizontal_spacing=0.1, vertical_spacing=0.05)
-    for col, how in enumerate(HOWS, start=1):
-        of_pair = rows[rows["how"] == how]
+    pairs: dict[Any, Any] = dict(iter(rows.groupby("how", sort=False)))
+    fig = make_subplots(2, len(pairs), horizontal_spacing=0.1, vertical_spacing=0.05)
+    for col, (how, of_pair) in enumerate(pairs.items(), start=1):
         shares, unit = sorted(of_pair["llm_share"].unique()), _unit(of_pair["budget_bytes"])
         sizes = of_pair[["budget_bytes", "lacks_bytes", "bytes"]] / UNITS[unit]
         drawn = of_pair.assign(
@@ -60,7 +61,7 @@ def memory_parts(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             own = drawn[drawn["model"] == model]
             _columns(fig, own, style, unit, row, col)
             fig.update_yaxes(title_text=f"{style.label}, {unit}", row=row, col=col)
-        kept = theme.thinned(range(len(shares)), 0.15)
+        kept = theme.thinned(range(len(shares)), 0.075 * len(pairs))
         room = of_pair.drop_duplicates("llm_share").set_index("llm_share").to_dict("index")
         above = [theme.both_rooms(room[shares[i]]) for i in kept]
         parts = of_pair.drop_duplicates(["model", "llm_share"]).groupby("llm_share")["budget_bytes"]
@@ -142,10 +143,11 @@ def kv_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: how, model, name, llm_share, kind (formula | built | lacking), blocks, lacks_bytes,
     low_end, high_end, block_size.
     """
-    specs = [[{"secondary_y": True}]] * len(HOWS)
-    fig = make_subplots(len(HOWS), 1, specs=specs, shared_xaxes=True, vertical_spacing=0.13)
-    for row, how in enumerate(HOWS, start=1):
-        own, at = rows[rows["how"] == how], {"row": row, "col": 1}
+    pairs: dict[Any, Any] = dict(iter(rows.groupby("how", sort=False)))
+    specs, gap = [[{"secondary_y": True}]] * len(pairs), 0.26 / len(pairs)
+    fig = make_subplots(len(pairs), 1, specs=specs, shared_xaxes=True, vertical_spacing=gap)
+    for row, (how, own) in enumerate(pairs.items(), start=1):
+        at = {"row": row, "col": 1}
         for model, style in MODELS.items():
             _counts(fig, own[own["model"] == model], style, row)
         low, high, block_size = own[["low_end", "high_end", "block_size"]].iloc[0]
@@ -164,7 +166,7 @@ def kv_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         text = f"<b>{how}</b>: {_pair(own)}, feasible {low:.3f} to {high:.3f}"
         say(fig, text, 0, 1, xref="x domain", yref="y domain", yshift=3, **at)
     title, room = "KV blocks of both models over the split", {"top": 112, "left": 74, "right": 66}
-    return finish(fig, title, _BLOCKS_CAPTION, provenance, 520, **room, legend=22)
+    return finish(fig, title, _BLOCKS_CAPTION, provenance, 260 * len(pairs), **room, legend=22)
 
 
 def _counts(fig: go.Figure, rows: pd.DataFrame, model: Style, row: int) -> None:
