@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import committed_tree
 from tests.experiments.fake_sweep import PROBLEMS, SHARES, FakeSweep, wall
 from tests.experiments.fakes import fake_result
+from tests.plots.synthetic import critique_rows
 from workbench import plots
 from workbench.config import STRATEGIES
 from workbench.experiments import claims, report, statistics
@@ -127,8 +128,33 @@ def test_strategies_are_compared_over_all_levels_and_over_the_easier_and_the_har
     assert found["prm_tokens"].tolist() == pytest.approx([5 * mean for mean in means])
     assert found["seconds"].tolist() == pytest.approx([mean / 1000 for mean in means])
     assert (found[["more", "more_low", "more_high"]] == 0).all(axis=None), "as best of n, each"
-    assert (found.loc["all levels", ["times", "times_low", "times_high"]] == 1).all()
     plots.search_strategies(rows)
+
+
+def test_without_best_of_n_nothing_stands_beside_it(tmp_path) -> None:
+    """A run that failed takes its columns, not the rows."""
+
+    def run(spec):
+        if spec.config.strategy == "best_of_n":
+            raise MemoryError("no room")
+        return counted(spec)
+
+    config, plan = sweep_config("quick", n=4, seeds=(0,)), StrategyPlan(4, (4,), 1)
+    rows = views.strategy_rows(carried_out(config, plan, tmp_path, run))
+    assert rows[["more", "more_low", "more_high", "times"]].isna().all(axis=None)
+    assert len(rows) == 3 * (len(STRATEGIES) - 1) and rows["value"].notna().all()
+
+
+def test_the_best_split_moves_where_both_intervals_of_it_are_apart() -> None:
+    """And not where they overlap, whatever the best of the shares tried is."""
+    rows = critique_rows()
+    assert "5.0 times slower" in claims.critiques_in_words(rows)
+    assert "no move is shown" in claims.critiques_in_words(rows)
+    is_peak = (rows["metric"] == "peak_share") & (rows["kind"] == "critiques")
+    apart = rows.assign(high=rows["high"].mask(is_peak, 0.15), low=rows["low"].mask(is_peak, 0.1))
+    told = claims.critiques_in_words(apart)
+    assert "0.30 (95 %: 0.10 to 0.15) with critiques and 0.30 (95 %: 0.20 to 0.40)" in told
+    assert "so it moves." in told
 
 
 def searched(spec):
@@ -137,6 +163,7 @@ def searched(spec):
     some = {"dvts": k >= 0, "beam_search": k > 0, "ets": k > 3}
     right = some.get(spec.config.strategy, k % 2 == 0)
     problems = run.tables["problems"].assign(correct=right | (spec.config.n == 8))
+    problems["wall_part_s"] *= 1 + (spec.config.strategy == "dvts")
     return replace(run, tables={**run.tables, "problems": problems})
 
 
@@ -159,6 +186,8 @@ def test_a_strategy_is_told_from_the_best_by_their_difference_problem_by_problem
     assert (of.loc[8, "gap_high"] == 0).all()
     assert of.loc[(4, "ets"), "gap_low"] > 0
     assert of.loc[(4, "dvts"), "more"] == 0.5 and of.loc[(4, "dvts"), "more_low"] > 0.3
+    assert of.loc[(4, "dvts"), "times"] == pytest.approx(2), "twice the seconds of best of n"
+    assert rows.loc[rows["levels"] != "all levels", "times"].isna().all()
     rows = claims.judge_strategies(strategies, rows)
     best = rows[rows["strategy"] == rows["best"]].set_index(["levels", "n"])
     found = best.loc[("all levels", 4)]

@@ -52,6 +52,8 @@ def critique_rows(shares=SHARES):
         low, high = 0.9 * rate, 1.1 * rate
         told = own.assign(metric="problems_per_min", value=rate, low=low, high=high)
         over = rate / rate.max()
+        peak = {"llm_share": 0.3, "metric": "peak_share", "value": 0.3, "low": 0.2, "high": 0.4}
+        parts.append(pd.DataFrame([{"kind": kind} | peak]))
         parts.append(told.assign(ratio=over, ratio_low=0.98 * over, ratio_high=over))
         for engine, again in (("llm", 500 * (0.5 - share)), ("prm", 900 * share)):
             parts.append(own.assign(metric="again", engine=engine, value=again))

@@ -146,7 +146,7 @@ def test_a_prm_that_writes_critiques_takes_more_of_the_memory(found) -> None:
 
 
 def test_a_strategy_whose_beams_share_less_takes_more_of_the_prms_memory(found) -> None:
-    """DVTS keeps n / beam_width subtrees apart, so the same steps are longer in the PRM's cache."""
+    """DVTS keeps n / beam_width subtrees apart: fewer blocks are shared, the PRM needs more."""
     apart = workbench.advise(*TINY, **SMALL | {"strategy": "dvts"})
     needs = [each.replays["prm_lacks_tokens"].max() for each in (found, apart)]
     assert needs[1] > needs[0]

@@ -151,7 +151,7 @@ def test_a_language_model_verifies_and_the_replay_is_the_run(strategy, tmp_path)
 def test_a_recorded_search_gets_drawn_critiques(monkeypatch) -> None:
     """The same tree, and a PRM that decodes as many tokens as were drawn; one median, one most."""
     plain = load_recording("tiny-16-n4")
-    monkeypatch.setattr(workload, "CRITIQUE", (30.0, 0.5))
+    monkeypatch.setattr(workload, "CRITIQUE_MEDIAN", 30.0)
     drawn = with_critiques(plain, Critiques(1, 50))
     lengths = [len(c.tokens) for p in drawn.problems for c in p.critiques]
     judged = sum(s.score is not None for p in plain.problems for s in p.solutions)

@@ -187,10 +187,10 @@ def tiny_rows(workload: SweepConfig, seeds: int) -> Iterator[Row]:
     yield Row("equal_tokens_n", count, "samples")
 
     few = replace(workload, num_problems=min(workload.num_problems, UNCACHED_PROBLEMS))
-    yield tokens_saved(few)
+    yield _tokens_saved(few)
 
 
-def tokens_saved(workload: SweepConfig) -> Row:
+def _tokens_saved(workload: SweepConfig) -> Row:
     """PRM tokens computed without its cache and without a score cache, over those with both, for
     the same search. Both begin with empty caches, kernels compiled and allocators warm.
     """

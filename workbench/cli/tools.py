@@ -190,7 +190,7 @@ def _show_search(result: SearchResult, problem: Problem, depth: int, is_scored: 
 Asked = Annotated[dict[str, Any], [
     option("total", str, "weights to KV of both (default: 90 % of the device's)", metavar="SIZE"),
     option("llm_share", float, "the present split, to compare with (default: 0.5)"),
-    option("strategy", str, "what searches (default: beam_search)", metavar="NAME"),
+    option("strategy", str, "as `run` has them, not all (default: beam_search)", metavar="NAME"),
     option("n", int, "beams of a problem (default: 16)"),
     option("beam_width", int, "children of a survivor (default: 4)"),
     option("in_flight", int, "problems in flight (default: 48)"),

@@ -105,24 +105,22 @@ def listed(shares: Any, form: str = ".2f") -> str:
 
 
 def critiques_in_words(rows: pd.DataFrame) -> str:
-    """What it costs that a PRM writes critiques, and whether it moves the best split, of rows of
-    plots.critiques.
+    """What it costs that a PRM writes critiques, and whether it moves the best split (where the
+    intervals of both best shares are apart), of rows of plots.critiques.
     """
-    own = rows[rows["metric"] == "problems_per_min"].set_index(["kind", "llm_share"])
-    rate, told = own["value"].unstack("kind")[["critiques", "scores"]], "the same share is best"
-    (moved, usual), most = rate.idxmax(), rate.max()
-    near, slower = rate >= 0.98 * most, most["scores"] / most["critiques"]
-    ends = [f"at {share:.2f} {lost['critiques']:.0%} ({lost['scores']:.0%} scoring at once)"
-            for share, lost in (1 - rate.iloc[[0, -1]] / most).iterrows()]  # fmt: skip
-    if moved != usual:
-        swapped = own.loc[[("critiques", usual), ("scores", moved)]]
-        ratios = swapped[["ratio", "ratio_low", "ratio_high"]].to_numpy()
-        each = " and ".join("{:.3f} ({:.3f} to {:.3f})".format(*row) for row in ratios)
-        told = f"at the other's best share either reaches {each} of its own, so "
-        told += "the best split moves" if ratios[:, 2].max() < 1 else "no move is shown"
+    own = {metric: each.set_index(["kind", "llm_share"]) for metric, each in rows.groupby("metric")}
+    rate = own["problems_per_min"]["value"].unstack("kind")[["critiques", "scores"]]
+    peaks = own["peak_share"].droplevel("llm_share").loc[["critiques", "scores"]]
+    most, near = rate.max(), rate >= 0.98 * rate.max()
+    ends = [f"at {share:.2f} {100 * lost['critiques']:.0f} % ({100 * lost['scores']:.0f} % scoring "
+            "at once)" for share, lost in (1 - rate.iloc[[0, -1]] / most).iterrows()]  # fmt: skip
+    best = ["{:.2f} (95 %: {:.2f} to {:.2f})".format(*each)
+            for each in peaks[["value", "low", "high"]].to_numpy()]  # fmt: skip
+    apart = peaks["low"].max() > peaks["high"].min()
     return (
-        f"With critiques the search is {slower:.1f} times slower at its best split, {moved:.2f}; "
-        f"scoring at once it is fastest at {usual:.2f}: {told}. Within 2 % of the best are "
+        f"With critiques the search is {most['scores'] / most['critiques']:.1f} times slower, each "
+        f"at its best share. That is {best[0]} with critiques and {best[1]} scoring at once, so "
+        f"{'it moves' if apart else 'no move is shown'}. Within 2 % of the best are "
         f"{listed(rate.index[near['critiques']])} with critiques, "
         f"{listed(rate.index[near['scores']])} scoring at once, of {len(rate)} shares tried; lost "
         f"to the best is {' and '.join(ends)}"

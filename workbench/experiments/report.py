@@ -31,6 +31,7 @@ from workbench.experiments.provenance import counted, project_root
 from workbench.experiments.settings import RECORDED, REPLAYED, THESIS_SHARE
 from workbench.experiments.study import rung_of
 from workbench.models.registry import model_spec
+from workbench.replay import workload
 
 TINY = "measured tiny"
 PAIRS = {TINY: "tiny", RECORDED: "smol", REPLAYED: "far"}
@@ -230,8 +231,12 @@ def cache_numbers(drawn: Drawn) -> Named:
 
 def critique_numbers(drawn: Drawn) -> Named:
     """What a PRM that writes does to the split."""
-    rows = pd.read_parquet(drawn.folder / "critiques_replayed.parquet")
-    return {"critiquesTold": judged.critiques_in_words(rows)}
+    rows, told = drawn.folder / "critiques_replayed.parquet", drawn.parameters("critiques_replayed")
+    return {
+        "critiquesTold": judged.critiques_in_words(pd.read_parquet(rows)),
+        "critiquesPair": f"{told['llm']} and {told['prm']} in {told['total_memory']}",
+        "critiquesMedian": f"{workload.CRITIQUE_MEDIAN:.0f}",
+    }
 
 
 def block_numbers(drawn: Drawn) -> Named:
@@ -440,11 +445,14 @@ def missing_numbers(drawn: Drawn) -> Named:
     given = table.index.isin(sensitivity.GIVEN)
     kept, breaks = (table["conclusion"] == w for w in (sensitivity.SURVIVES, sensitivity.DEPENDS))
     own = rows[rows["kind"] == "setting"].set_index("value")
-    searched: Any = own[own.index == "strategy"].dropna(subset="best").itertuples()
-    plateaus = [f"{row.setting} {row.plateau_low:.2f} to {row.plateau_high:.2f} (lost at "
-                f"{row.low:.2f}, {row.mid:.2f} and {row.high:.2f}: {percent(row.loss_low)}, "
-                f"{percent(row.loss_mid)} and {percent(row.loss_high)})"
-                for row in searched]  # fmt: skip
+    others: Any = own[own.index == "strategy"].dropna(subset="best").itertuples()
+    plateaus = {
+        row.setting: f"{row.setting} {row.plateau_low:.2f} to {row.plateau_high:.2f} (lost at "
+        f"{row.low:.2f}, {row.mid:.2f} and {row.high:.2f}: {percent(row.loss_low)}, "
+        f"{percent(row.loss_mid)} and {percent(row.loss_high)})"
+        for row in others
+    }
+    spread = [told for name, told in plateaus.items() if sensitivity.SPREAD in name]
     losses = own.filter(like="loss_")
     change = (losses - losses.loc[sensitivity.TAKEN]).abs().max(axis=1)
     change = change[change.index.isin(table.index[breaks & ~given])]
@@ -463,8 +471,10 @@ def missing_numbers(drawn: Drawn) -> Named:
         "givenKept": f"{(kept & given).sum()}",
         "missingMost": most,
         "missingMostTold": told.get(most, ""),
-        "strategyPlateaus": "; ".join(plateaus) or "none",
-        "missingNames": judged.listed(table.index[breaks & (table.index != most)], ""),
+        "strategyPlateaus": "; ".join(t for t in plateaus.values() if t not in spread) or "none",
+        "scoreSpreads": "; ".join(spread) or "none",
+        "missingNames": judged.listed(table.index[breaks & ~given & (table.index != most)], ""),
+        "givenNames": judged.listed(table.index[breaks & given], ""),
     }
 
 

@@ -21,8 +21,7 @@ from workbench.experiments.execute import DEVICE, rung_answers
 from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.plans import BATCHED, BESIDE, LAST_TWO, NONE
 from workbench.experiments.provenance import counted
-from workbench.experiments.runs import FINISHED, INFEASIBLE
-from workbench.experiments.runs import RunTables as Tables
+from workbench.experiments.runs import FINISHED, INFEASIBLE, RunTables
 from workbench.experiments.settings import CONTINUOUS, TIMED
 from workbench.experiments.statistics import Interval, Rates, bootstrap
 from workbench.experiments.study import (
@@ -48,18 +47,18 @@ Row = dict[str, Any]
 # -- the memory split --
 
 
-def rooms(sweep: Tables) -> pd.DataFrame:
+def rooms(sweep: RunTables) -> pd.DataFrame:
     """One row a share: llm_share, llm_kv_tokens, prm_kv_tokens (positions a cache can hold)."""
     columns = ["llm_share", "llm_kv_tokens", "prm_kv_tokens"]
     return sweep.runs[columns].drop_duplicates("llm_share").sort_values("llm_share")
 
 
-def with_rooms(parts: list[Row] | pd.DataFrame, sweep: Tables) -> pd.DataFrame:
+def with_rooms(parts: list[Row] | pd.DataFrame, sweep: RunTables) -> pd.DataFrame:
     """Rows with llm_share as a table, with the columns of `rooms`."""
     return pd.DataFrame(parts).merge(rooms(sweep), on="llm_share", how="left")
 
 
-def split_rows(sweep: Tables) -> pd.DataFrame:
+def split_rows(sweep: RunTables) -> pd.DataFrame:
     """Rows of plots.memory_split. same_work: the shares that do the same work as the peak's; ratio,
     ratio_low, ratio_high: tokens/s of the share over those at 0.3 (the nearest that was run), of
     the same problems and seeds.
@@ -82,7 +81,7 @@ def split_rows(sweep: Tables) -> pd.DataFrame:
 COUNTS = ["prefill_tokens", "decode_tokens", "tokens_held"]
 
 
-def counted_rows(sweep: Tables) -> pd.DataFrame:
+def counted_rows(sweep: RunTables) -> pd.DataFrame:
     """split_rows with more metrics: counted (of what was measured), tokens/s by counts alone; and
     llm_short, prm_short, the last share at which the LLM, the first at which the PRM computes again
     what it had to give up.
@@ -118,17 +117,20 @@ def counted_rate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
     return by["sampled_tokens"].mean() / (inside + outside)
 
 
-def critique_rows(plain: Tables, critiques: Tables) -> pd.DataFrame:
+def critique_rows(plain: RunTables, critiques: RunTables) -> pd.DataFrame:
     """Rows of plots.critiques: problems/min, and the tokens that each model computes again for a
     problem, of a sweep whose PRM scores at once and of one whose PRM writes critiques first.
-    ratio, ratio_low, ratio_high: over the kind's fastest share, of the same problems.
+    ratio, ratio_low, ratio_high: over the kind's fastest share, of the same problems; peak_share:
+    that share, and where 95 % of the draws have theirs.
     """
     parts, rung = [], critiques.runs["rung"].iloc[0]
     for kind, sweep in (("scores", plain), ("critiques", critiques)):
         rates = rates_of(sweep)["problems_per_min"]
+        peak, of = rates.peak, {"rung": rung, "kind": kind}
+        parts.append(of | {"llm_share": peak.estimate, "metric": "peak_share", **peak.cells})
         for share in rates.settings:
-            where = {"rung": rung, "kind": kind, "llm_share": share}
-            ratio = rates.ratio(rates.peak.estimate, share).named("ratio")
+            where = of | {"llm_share": share}
+            ratio = rates.ratio(peak.estimate, share).named("ratio")
             parts.append(where | {"metric": "problems_per_min", **rates.at(share).cells, **ratio})
             runs = sweep.runs[sweep.runs["llm_share"] == share]
             for engine in ENGINES:
@@ -139,7 +141,7 @@ def critique_rows(plain: Tables, critiques: Tables) -> pd.DataFrame:
     return with_rooms(parts, critiques)
 
 
-def rates_of(sweep: Tables) -> dict[str, Rates]:
+def rates_of(sweep: RunTables) -> dict[str, Rates]:
     """Rates over the split, drawn with the sweep's noise: generated tokens, and problems."""
     runs, noise = statistics.repeated(sweep), statistics.noise_of(sweep.all_runs)
     rows = sweep.table("problems", runs=runs).assign(sixty=60.0)
@@ -149,7 +151,7 @@ def rates_of(sweep: Tables) -> dict[str, Rates]:
     }
 
 
-def block_rows(sweep: Tables, llm_share: float, beside: tuple[float, ...] = ()) -> pd.DataFrame:
+def block_rows(sweep: RunTables, llm_share: float, beside: tuple[float, ...] = ()) -> pd.DataFrame:
     """Rows of plots.prm_blocks, of the first seed's run at a share. beside: other shares whose
     figures are to have the same axes.
     """
@@ -168,7 +170,7 @@ def block_rows(sweep: Tables, llm_share: float, beside: tuple[float, ...] = ()) 
     )
 
 
-def prefix_hit_rows(sweep: Tables) -> pd.DataFrame:
+def prefix_hit_rows(sweep: RunTables) -> pd.DataFrame:
     """Rows of plots.prefix_hits: tokens found cached over tokens queried, at first admissions."""
     parts = []
     admitted = sweep.table("requests").dropna(subset="scheduled_s")
@@ -179,7 +181,7 @@ def prefix_hit_rows(sweep: Tables) -> pd.DataFrame:
     return with_rooms(parts, sweep)
 
 
-def thrashing_rows(sweep: Tables) -> pd.DataFrame:
+def thrashing_rows(sweep: RunTables) -> pd.DataFrame:
     """Rows of plots.thrashing: events per 1,000 look-ups (admissions, re-admissions included), and
     thrashed blocks a search.
 
@@ -223,7 +225,7 @@ Cost = Callable[[int, int, int], float]
 """Floating-point operations of a forward: (new tokens, tokens in the cache, rows of logits)."""
 
 
-def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd.DataFrame:
+def lost_time_rows(sweep: RunTables, costs: Mapping[str, Cost] | None = None) -> pd.DataFrame:
     """Rows of plots.lost_time. costs: of one forward, by engine; default: of the sweep's models."""
     costs = costs or {each: model_spec(str(sweep.runs[each].iloc[0])).flops for each in ENGINES}
     steps, spans = sweep.table("steps"), sweep.table("spans")
@@ -298,7 +300,7 @@ def batch_rows(study: Any, model: str) -> pd.DataFrame:
     return rows.groupby(CELL, as_index=False).agg(**columns | reach)
 
 
-def balance_rows(sweep: Tables, cells: pd.DataFrame) -> pd.DataFrame:
+def balance_rows(sweep: RunTables, cells: pd.DataFrame) -> pd.DataFrame:
     """Rows of plots.balance: steps a second of both models over the split, and wasted blocks."""
     keys, busy = ["run_id", "problem_id"], list[Row]()
     steps = sweep.table("nodes").groupby(keys).size().rename("steps").reset_index()
@@ -391,10 +393,10 @@ def strategy_rows(study: Study) -> pd.DataFrame:
 
     value, low, high: accuracy, in Wilson's interval of as many trials as problems: seeds repeat
     them. gap, gap_low, gap_high, gap_chance: accuracy of `best`, the most accurate of this n, less
-    this one's, problem by problem; and the sign test of these. more, times (and *_low, *_high): its
-    accuracy less best-of-n's, its seconds over best-of-n's. Of whole runs, by model: *_peak, the
-    part of its blocks active at most; *_hits, of prompt tokens found cached; *_thrash, events per
-    1,000 look-ups (thrashing_rows).
+    this one's, problem by problem; and the sign test of these. more, more_low, more_high: its
+    accuracy less best-of-n's; times: its seconds over best-of-n's, of all levels (one run each has
+    no interval). Of whole runs, by model: *_peak, the part of its blocks active at most; *_hits, of
+    prompt tokens found cached; *_thrash, events per 1,000 look-ups (thrashing_rows).
     """
     caches = {key: _cache_cells(own) for key, own in study.runs.groupby(["n", "strategy"])}
     sums = {"tokens": "tokens", "prm_tokens": "prm_tokens_computed", "seconds": "wall_part_s"}
@@ -413,11 +415,13 @@ def strategy_rows(study: Study) -> pd.DataFrame:
             ahead = (right[n][best] - right[n][name]).dropna()
             where: Row = {"strategy": name, "n": n, "levels": levels, "best": best}
             where |= statistics.bootstrap_mean(ahead, list(ahead.index)).named("gap")
-            more = (right[n][name] - right[n][PLAIN]).dropna()
-            where |= statistics.bootstrap_mean(more, list(more.index)).named("more")
-            if levels == "all levels":
-                own_s, plain_s = (spent[n, each][more.index] for each in (name, PLAIN))
-                where |= statistics.bootstrap_ratio(own_s, plain_s, list(more.index)).named("times")
+            where |= dict.fromkeys(("more", "more_low", "more_high", "times"), np.nan)
+            if PLAIN in right[n]:
+                more = (right[n][name] - right[n][PLAIN]).dropna()
+                where |= statistics.bootstrap_mean(more, list(more.index)).named("more")
+                if levels == "all levels":
+                    own_s, plain_s = (spent[n, each][more.index].sum() for each in (name, PLAIN))
+                    where["times"] = own_s / plain_s
             where["gap_chance"] = sign_test(int((ahead > 0).sum()), int((ahead < 0).sum()))
             rows.append(where | cells | found.cells | caches[n, name])
     return pd.DataFrame(rows)
@@ -680,7 +684,7 @@ def pressure_rows(sweep: Any) -> pd.DataFrame:
 
 
 def on_rungs(
-    view: Callable[[Any], pd.DataFrame], studies: Sequence[Tables | Committed], figure: str
+    view: Callable[[Any], pd.DataFrame], studies: Sequence[RunTables | Committed], figure: str
 ) -> pd.DataFrame:
     """Rows of a figure with a panel for each rung: a view of each study, or what is committed of
     this figure, with a column rung.

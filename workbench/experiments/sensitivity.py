@@ -100,7 +100,7 @@ def set_to(name: str, *values: Any, said: str = "{:,}") -> tuple[Setting, ...]:
     return tuple(Setting(said.format(v), **dict[str, Any]({of: {name: v}})) for v in values)
 
 
-SWAP, WHOSE = "preempted requests", "whose share"
+SWAP, WHOSE, SPREAD = "preempted requests", "whose share", "score spread"
 GIVEN = ("strategy", "beam width", "block size", "activations", "depth of the search")
 """Values that the thesis gives, and that are set otherwise as well."""
 
@@ -115,6 +115,8 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
     own = tiny.min_problem_batch * tiny.n / tiny.max_num_seqs
     times = asked.in_flight * asked.n / asked.max_num_seqs
     beams = reach(own, times, "g", " (tiny) and ") + " times max_num_seqs"
+
+    others = [name for name in DRAWN_STRATEGIES if name != asked.strategy]
 
     def both(name: str, field: str = "") -> str:
         """One value where both scales take the same. field: of what is replayed, if it has one."""
@@ -139,8 +141,11 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
         Value("the PRM's remainder", "not stated", "all the LLM does not have",
               "nothing else runs on the device",
               (Setting("always 0.5", pair=FixedPRM),)),
-        Value("strategy", "beam search", both("strategy"), "the thesis's",
-              set_to("strategy", *DRAWN_STRATEGIES[1:], said="{}")),
+        Value("strategy", "beam search", both("strategy").replace("_", " "), "the thesis's",
+              (*set_to("strategy", *others, said="{}"),
+               *(Setting(f"{name}, {SPREAD} {spread:g}", {"strategy": name},
+                         {"score_spread": spread})
+                 for name in ("rebase", "ets") for spread in (0.06, 0.24)))),
         Value("n", "beam width of four only", both("n"),
               "with n = 4 one survivor is left and there is no tree", set_to("n", 4, 8, 64)),
         Value("beam width", "four", both("beam_width"), "the thesis's", set_to("beam_width", 2, 8)),
@@ -294,8 +299,8 @@ class Base:
         total = format_size(parse_size(a.total)) if a.total else f"{USABLE:.0%} of the device's"
         return (
             f"LLM {a.llm}, PRM {a.prm} ({REPLAYED}); total memory {total}, activations in it.\n"
-            f"A search of {a.problems} problems, {self.depth}, 1 seed, n = {a.n}, beam width "
-            f"{a.beam_width}, {a.in_flight} in flight; simulated {device.name}. "
+            f"{a.strategy} of {a.problems} problems, {self.depth}, 1 seed, n = {a.n}, "
+            f"beam width {a.beam_width}, {a.in_flight} in flight; simulated {device.name}. "
             f"{NOTHING_WAS_RUN.format(DRAWN)}"
         )
 

@@ -12,13 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import NormalDist, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from workbench.experiments.runs import RunTables
 
 DRAWS = 2000
 LEVEL = 0.95
@@ -191,7 +194,7 @@ def noise_of(runs: pd.DataFrame) -> Noise:
     return Noise(sigma, *counts, spread, tuple(sentinel_drift(runs)))
 
 
-def repeated(study: Any) -> pd.DataFrame:
+def repeated(study: RunTables) -> pd.DataFrame:
     """The study's runs, and those of them carried out again: what a rate is pooled over."""
     runs, every, keys = study.runs, study.all_runs, ["llm_share", "seed", "setting"]
     if not {"repeat", *keys} <= set(every):
@@ -352,7 +355,7 @@ def draw_rates(
     )
 
 
-def paired_ratio(study: Any, by: str, against: Any) -> pd.DataFrame:
+def paired_ratio(study: RunTables, by: str, against: Any) -> pd.DataFrame:
     """Throughput of every setting, a value of the runs' column `by`, over that of the setting
     `against`: columns `by`, ratio, ratio_low, ratio_high.
     """

@@ -50,7 +50,7 @@ NEAR = 0.02  # a plateau: shares that lose less than this to the best
 ENOUGH = 0.99  # a cache is short that hits less than this part of what one without limit hits
 ROOMY = 0.98  # of a cache: no request waits where those that run take less
 MARGIN = 0.01  # of the total: what a share leaves either model beyond what it starts with
-DEPTH = 40  # steps of a search, as the thesis's
+DEPTH, WIDTH = 40, 4  # steps of a search, and its beam width, as the thesis's
 MOST_BEAMS = 3072  # n 64 with 48 problems in flight
 NODES, LEAST_ROUNDS, MOST_ROUNDS = 12288, 6, 24  # of a replay of its first: beams times rounds
 PROBLEMS, LEAST_PROBLEMS = 2, 16  # of the search: times those in flight, so that these stay so many
@@ -72,8 +72,9 @@ class Question:
     or a file of `workbench calibrate`.
 
     total: weights, activations and KV of both; empty: 90 % of the device's memory. llm_share: the
-    present split, None: 0.5 where it fits. in_flight: problems. critiques: that the PRM writes
-    of each step before it scores it, critique_tokens at most each. Limits are both models'.
+    present split, None: 0.5 where it fits. strategy: of workload.DRAWN_STRATEGIES; in_flight:
+    problems. critiques: that the PRM writes of each step before it scores it, critique_tokens at
+    most each. Limits are both models'.
     """
 
     llm: str = LLM
@@ -83,7 +84,7 @@ class Question:
     llm_share: Annotated[float | None, Range(0, 1, "()")] = None
     strategy: Annotated[str, workload.DRAWN_STRATEGIES] = "beam_search"
     n: Annotated[int, Range(1, 64, "[]")] = 16
-    beam_width: AtLeastOne = 4
+    beam_width: AtLeastOne = WIDTH
     in_flight: Annotated[int, Range(1, 192, "[]")] = 48
     max_num_seqs: AtLeastOne = 256
     max_num_batched_tokens: AtLeastOne = 8192
@@ -98,8 +99,9 @@ class Question:
             raise ConfigError(
                 f"critique_tokens is {self.critique_tokens}; allowed: with critiques."
             )
-        if self.beam_width != 4 and self.strategy not in OF_WIDTH:
-            raise ConfigError(f"{self.strategy} has no beam_width, given {self.beam_width}.")
+        if self.beam_width != WIDTH and self.strategy not in OF_WIDTH:
+            told = f"{self.strategy} has no beam_width, given {self.beam_width}"
+            raise ConfigError(f"{told}: leave it out, or take one of {', '.join(OF_WIDTH)}.")
         if (beams := self.n * self.in_flight) > MOST_BEAMS:
             raise ConfigError(
                 f"n = {self.n} with {self.in_flight} problems in flight are {beams:,} beams; "
@@ -186,8 +188,8 @@ class Pair:
             for read in self.answers.critiques.values():
                 scored += [each.verdict.length for each in read.values()]
             self.longest = max(int((np.cumsum(tokens.counts) - tokens.offsets).max()), *scored)
-            if answers or self.longest < allowed:
-                break
+            if answers or self.longest < allowed or asked.strategy == "best_of_n":
+                break  # whole samples have no depth
         if self.longest >= allowed:
             raise ConfigError(
                 f"max_model_len is {allowed:,}; the replayed search has requests of "
@@ -504,15 +506,16 @@ def _notes(pair: Pair) -> list[str]:
     notes = [
         f"Seconds are simulated for {device.name} ({device.source}), by {bound}.",
         f"The search: {len(search.problems)} MATH-500 problems {reach}, lengths in Llama "
-        f"3's tokens, at most {pair.longest:,} a request. Rates are over its first {pair.rounds} "
-        "rounds, two a step; later beams are deeper and need more cache. 16-bit weights and KV.",
+        f"3's tokens, at most {pair.longest:,} a request; how steps branch, end and are scored is "
+        f"assumed. Rates are over its first {pair.rounds} rounds, of sampling or of scoring"
+        f"{'; later beams are deeper and need more cache' * bool(depth)}. 16-bit weights and KV.",
         f"Activations, from shapes: {activations}. Contexts and workspaces of two processes come "
         f"on top, and have {format_size(left)} here." + (" Ask with less total." * (left < 1)),
     ]
     if count := pair.asked.critiques:
         notes.append(
-            f"Critiques: {count} a step as ThinkPRM is asked, of drawn lengths (median 200 tokens, "
-            f"at most {pair.asked.critique_tokens:,})."
+            f"Critiques: {count} a step as ThinkPRM is asked, of drawn lengths (median "
+            f"{workload.CRITIQUE_MEDIAN:.0f} tokens, at most {pair.asked.critique_tokens:,})."
         )
     return notes + [
         f"{need.engine.name} ({need.engine.architecture}) was not run on vLLM, which may lack that "

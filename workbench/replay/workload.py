@@ -203,10 +203,10 @@ def _whole(beam: Beam, draw: Draw, most: int) -> list[DrawnStep]:
     steps: list[DrawnStep] = []
     while not steps or steps[-1].reason == "stop":
         (step,) = draw([beam])
-        cut = step._replace(tokens=step.tokens[:most], reason="length")
-        most -= len(step.tokens)
-        steps.append(step if most > 0 else cut)
-        beam = beam.child(0)
+        if len(step.tokens) >= most and (len(step.tokens), step.reason) != (most, "eos"):
+            step = step._replace(tokens=step.tokens[:most], reason="length")
+        steps.append(step)
+        most, beam = most - len(step.tokens), beam.child(0)
     return steps
 
 
@@ -286,8 +286,10 @@ class Assumptions:
 
 
 DRAWN_STRATEGIES = ("beam_search", "best_of_n", "dvts", "lookahead", "rebase", "ets")
-"""Strategies that lengths and scores alone decide: DORA compares texts, and a particle filter's
-logarithms of scores near 1 would be the assumption's, not a PRM's."""
+"""Strategies whose decisions follow from lengths and scores. Left out are DORA, which compares
+texts; particle filters, whose logarithms of scores near 1 would be the assumption's alone; and
+self-consistency, which asks no PRM. To ETS every drawn step is of another kind, but for twins.
+"""
 
 
 def thesis_search(
@@ -361,7 +363,7 @@ class _AssumedSteps:
         return [self._steps[path] for path in paths]
 
 
-CRITIQUE = 200.0, 0.5
+CRITIQUE_MEDIAN, CRITIQUE_SPREAD = 200.0, 0.5
 """A drawn critique's tokens: median, and standard deviation of their logarithm."""
 
 
@@ -371,14 +373,14 @@ def with_critiques(recording: Recording, critiques: Critiques, seed: int = 0) ->
     Steps, inputs and scores stay. A critique's tokens are drawn, critiques.tokens at most. The
     PRM's max_model_len grows by what a critique may take, so that the same solutions fit.
     """
-    problems, (median, spread) = [], CRITIQUE
+    problems, usual = [], math.log(CRITIQUE_MEDIAN)
     for problem in recording.problems:
         found = []
         for solution in problem.solutions:
             for number in range(critiques.count if solution.score is not None else 0):
                 key = (*solution.steps, number)
                 draws = random.Random(f"critique/{seed}/{problem.problem.id}/{key}")
-                count = max(1, round(draws.lognormvariate(math.log(median), spread)))
+                count = max(1, round(draws.lognormvariate(usual, CRITIQUE_SPREAD)))
                 tokens = drawn_tokens(draws, min(count, critiques.tokens))
                 reason = "stop" if count <= critiques.tokens else "length"
                 found.append(RecordedCritique(key, tokens, "", reason, solution.score))
@@ -413,7 +415,7 @@ def from_completions(
 
     rows: of a data set as search-and-learn writes them (Beeching, Tunstall and Rush 2024):
     problem, completions (texts of the n final beams) and scores (a list a completion) are read,
-    and unique_id, level and answer where there are any. All rows have as many completions: that is
+    and unique_id where there is one. All rows have as many completions: that is
     n. Nothing is published of what was pruned: final beams are cut at blank lines and laid into a
     trie; siblings that were pruned are modelled, as long as the problem's known steps, scored below
     every step that was kept, and going on until all final beams are out. A final beam that finds no

@@ -94,7 +94,8 @@ def picks(runs: pd.DataFrame) -> dict[str, Pick]:
 def picked(found: dict[str, Pick], name: str | None) -> Pick:
     """The pick of this name, the first by default. RunStoreError for one that is not there."""
     first = next(iter(found))
-    if (wanted := name or first) not in found:
+    wanted = first if name is None else name
+    if wanted not in found:
         hint = nearest(wanted, list(found))
         raise RunStoreError(f"There is no pick {wanted!r}.{hint} First: {first!r}.")
     return found[wanted]

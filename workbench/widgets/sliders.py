@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.experiments.rows import block_rows
-from workbench.experiments.runs import RunTables as Tables
+from workbench.experiments.runs import RunTables
 from workbench.plots import prm_blocks, thrashing
 from workbench.plots.theme import BLACK, MODELS, Style, finish, series
 from workbench.widgets.parts import NOT_LIVE, Drawing, FigureView, NumberSlider, is_live
@@ -144,7 +144,9 @@ def occupancy_drawing(rows: pd.DataFrame, share: float, step: int, provenance: s
     return Drawing(fig, rows, words, {"upper_share": share})
 
 
-def occupancy_slider(sweep: Tables, start: float, provenance: str = "", **parameters: Any) -> Any:
+def occupancy_slider(
+    sweep: RunTables, start: float, provenance: str = "", **parameters: Any
+) -> Any:
     """Sliders over share and step, sentence and figure. parameters: of 03_block_occupancy."""
     if not is_live():
         return NOT_LIVE
