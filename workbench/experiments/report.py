@@ -445,11 +445,11 @@ def missing_numbers(drawn: Drawn) -> Named:
     given = table.index.isin(sensitivity.GIVEN)
     kept, breaks = (table["conclusion"] == w for w in (sensitivity.SURVIVES, sensitivity.DEPENDS))
     own = rows[rows["kind"] == "setting"].set_index("value")
+    taken = own.loc[sensitivity.TAKEN, ["plateau_low", "plateau_high"]]
     others: Any = own[own.index == "strategy"].dropna(subset="best").itertuples()
     plateaus = {
-        row.setting: f"{row.setting} {row.plateau_low:.2f} to {row.plateau_high:.2f} (lost at "
-        f"{row.low:.2f}, {row.mid:.2f} and {row.high:.2f}: {percent(row.loss_low)}, "
-        f"{percent(row.loss_mid)} and {percent(row.loss_high)})"
+        row.setting: f"{row.setting}: {row.plateau_low:.2f} to {row.plateau_high:.2f}"
+        + f" ({percent(row.loss_mid)} lost at {row.mid:.2f})" * (row.loss_mid > sensitivity.NEAR)
         for row in others
     }
     spread = [told for name, told in plateaus.items() if sensitivity.SPREAD in name]
@@ -462,6 +462,7 @@ def missing_numbers(drawn: Drawn) -> Named:
         "farInFlight": f"{base['asked']['in_flight']}",
         "farDepth": sensitivity.Base(rounds=base["rounds"]).depth,
         "farProblems": drawn.said(sensitivity.FIGURE, r"of (\d+) problems"),
+        "takenPlateau": "{:.2f} to {:.2f}".format(*taken),
         "takenTold": sensitivity.verdict(own.loc[[sensitivity.TAKEN]])[1],
         "cutTried": str(table.at["depth of the search", "tried"]),
         "cutTold": str(table.at["depth of the search", "told"]),
