@@ -33,7 +33,7 @@ def fake_cell(spec):
     rate = {CONTINUOUS: 10.0, UNCACHED: 4.0, STATIC_BATCH: 2.0}[kind] * seqs
     rate *= 1.1 if spec.repeat else 0.9
     measured = {"tokens_per_s": 20 * rate, "steps_per_s": rate, "same_answers": True}
-    measured |= {"padding": 0.25, "waste": 0.5, "requests": 40}
+    measured |= {"padding": 0.25, "waste": 0.5, "requests": 40, "most_running": 4}
     return RunResult(measured)
 
 

@@ -189,7 +189,7 @@ def test_counting_without_a_model_counts_what_the_engine_does(carried_out, model
     timed, counted = (
         carried_out[role, model, CONTINUOUS, 16].measured for role in (TIMED, COUNTED)
     )
-    for name in ("waste", "requests"):
+    for name in ("waste", "num_steps", "most_running", "preempted", "requests"):
         assert counted[name] == timed[name], name
     assert 0 < carried_out[COUNTED, model, CONTINUOUS, 4].measured["waste"] < counted["waste"]
 

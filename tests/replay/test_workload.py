@@ -184,6 +184,8 @@ def recording():
 
 def test_the_final_beams_are_in_the_tree(recording) -> None:
     """Every completion is a path that ends, equal ones twice; tokens and scores are the set's."""
+    told = [(p.problem.answer, p.problem.level) for p in recording.problems]
+    assert told == [("2", 1), ("2", 2)]
     problem = recording.problems[0]
     texts = {step.path: step.text for step in problem.steps}
     whole = {

@@ -53,7 +53,7 @@ from workbench.search.result import SearchResult, Throughput
 from workbench.search.rounds import Progress
 from workbench.search.search import Search
 from workbench.search.strategies import Strategy
-from workbench.search.variants import STRATEGIES
+from workbench.search.variants import STRATEGIES, strategy_with
 from workbench.trace import SCHEMA_VERSION, Recorder, Trace
 
 Execute = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Outcome | Progress]]]
@@ -208,10 +208,8 @@ def make_arena(spec: RunSpec) -> KVArena:
 
 def make_strategy(config: StrategyConfig) -> Strategy:
     """The strategy a configuration names, with its settings; the search sets its aggregation."""
-    kind = STRATEGIES[config.strategy]
-    given = {each.name: getattr(config, each.name) for each in fields(StrategyConfig)}
-    own = {each.name for each in fields(kind)} - {"aggregation"}
-    return kind(**{name: given[name] for name in own & set(given) if given[name] is not None})
+    names = {each.name for each in fields(StrategyConfig)} - {"aggregation"}
+    return strategy_with(config.strategy, {name: getattr(config, name) for name in names})
 
 
 def make_search(
@@ -441,10 +439,12 @@ def timed_cell(
 
 
 def counts_of_cell(spec: RunSpec, steps: pd.DataFrame, requests: int) -> dict[str, Any]:
-    """waste: the part of the tokens of a cell's active blocks that is never held."""
+    """Counts of a cell's steps; waste: the part of its active blocks' tokens never held."""
     room = steps["blocks_active"].sum() * spec.engine(spec.get("model")).block_size
     waste = float(1 - steps["tokens_held"].sum() / room) if room else 0.0
-    return {"waste": waste, "requests": requests}
+    counts = {"num_steps": len(steps), "preempted": int(steps["preempted"].sum())}
+    counts |= {"most_running": int(steps["running"].max()), "requests": requests}
+    return {"waste": waste} | counts
 
 
 # -- the other rungs: a recorded search of real text, and the thesis's pair at its own size --

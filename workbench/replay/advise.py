@@ -188,8 +188,9 @@ class Pair:
             for read in self.answers.critiques.values():
                 scored += [each.verdict.length for each in read.values()]
             self.longest = max(int((np.cumsum(tokens.counts) - tokens.offsets).max()), *scored)
-            if answers or self.longest < allowed or asked.strategy == "best_of_n":
-                break  # whole samples have no depth
+            has_depth = "max_depth" in self.answers.recording.settings.strategy_settings
+            if answers or self.longest < allowed or not has_depth:
+                break
         if self.longest >= allowed:
             raise ConfigError(
                 f"max_model_len is {allowed:,}; the replayed search has requests of "

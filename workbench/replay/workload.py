@@ -13,7 +13,7 @@ import csv
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -41,7 +41,7 @@ from workbench.search.strategies import (
     Strategy,
     split_steps,
 )
-from workbench.search.variants import STRATEGIES
+from workbench.search.variants import strategy_with
 
 FOLDER = Path(__file__).parent / "data"
 MATH500 = FOLDER / "math500_lengths.csv"
@@ -180,22 +180,22 @@ def _grown(problem: Problem, own: Tokens, strategy: Strategy, draw: Draw) -> Rec
                 texts = beam.steps
                 for s in pieces:
                     texts = (*texts, s.text)
-                    if texts in solutions:
-                        continue
-                    before = (PLUS, *_fixed("between", PRM_BETWEEN - 1))
-                    if len(texts) == 1:  # the first step brings the problem
-                        before = _fixed("prm", PRM_HEAD) + own
-                    shown = s.tokens[: max(1, len(s.tokens) - PRM_DROPPED)]
-                    solutions[texts] = RecordedSolution(
-                        steps=texts,
-                        tokens=before + shown + _fixed("verdict", PRM_VERDICT),
-                        asks=True,
-                        fits=True,
-                        score=round(s.score * SCORE_UNIT) / SCORE_UNIT,
-                    )
+                    if texts not in solutions:
+                        solutions[texts] = _judged(texts, s, own)
     except StopIteration:
         prompt = _fixed("prompt", PROMPT_HEAD) + own + _fixed("answer", PROMPT_TAIL)
         return RecordedProblem(problem, prompt, tuple(steps), tuple(solutions.values()))
+
+
+def _judged(texts: tuple[str, ...], step: DrawnStep, own: Tokens) -> RecordedSolution:
+    """The solution that ends with this step, as the PRM sees it. own: the problem's tokens."""
+    before = (PLUS, *_fixed("between", PRM_BETWEEN - 1))
+    if len(texts) == 1:  # the first step brings the problem
+        before = _fixed("prm", PRM_HEAD) + own
+    shown = step.tokens[: max(1, len(step.tokens) - PRM_DROPPED)]
+    tokens = before + shown + _fixed("verdict", PRM_VERDICT)
+    score = round(step.score * SCORE_UNIT) / SCORE_UNIT
+    return RecordedSolution(texts, tokens, asks=True, fits=True, score=score)
 
 
 def _whole(beam: Beam, draw: Draw, most: int) -> list[DrawnStep]:
@@ -203,10 +203,11 @@ def _whole(beam: Beam, draw: Draw, most: int) -> list[DrawnStep]:
     steps: list[DrawnStep] = []
     while not steps or steps[-1].reason == "stop":
         (step,) = draw([beam])
-        if len(step.tokens) >= most and (len(step.tokens), step.reason) != (most, "eos"):
+        count = len(step.tokens)
+        if count > most or (count == most and step.reason != "eos"):
             step = step._replace(tokens=step.tokens[:most], reason="length")
         steps.append(step)
-        most, beam = most - len(step.tokens), beam.child(0)
+        most, beam = most - count, beam.child(0)
     return steps
 
 
@@ -309,8 +310,7 @@ def thesis_search(
     of DRAWN_STRATEGIES. Raises ConfigError.
     """
     require_known([strategy], list(DRAWN_STRATEGIES), "A search made of lengths", "strategy")
-    kind, sizes = STRATEGIES[strategy], {"n": n, "beam_width": beam_width, "max_depth": max_depth}
-    chosen = kind(**{each.name: sizes[each.name] for each in fields(kind) if each.name in sizes})
+    chosen = strategy_with(strategy, {"n": n, "beam_width": beam_width, "max_depth": max_depth})
     problems = []
     for lengths in math500_lengths(num_problems):
         own = drawn_tokens(random.Random(lengths.id), lengths.problem_tokens)
@@ -415,7 +415,7 @@ def from_completions(
 
     rows: of a data set as search-and-learn writes them (Beeching, Tunstall and Rush 2024):
     problem, completions (texts of the n final beams) and scores (a list a completion) are read,
-    and unique_id where there is one. All rows have as many completions: that is
+    and unique_id, level and answer where there are any. All rows have as many completions: that is
     n. Nothing is published of what was pruned: final beams are cut at blank lines and laid into a
     trie; siblings that were pruned are modelled, as long as the problem's known steps, scored below
     every step that was kept, and going on until all final beams are out. A final beam that finds no
@@ -447,9 +447,15 @@ def from_completions(
     strategy = BeamSearch(counts[0], beam_width, max_depth)
     problems = []
     for number, row in enumerate(known):
-        problem = Problem(str(row.get("unique_id", number)), row["problem"])
+        name, level, answer = str(row.get("unique_id", number)), row.get("level"), row.get("answer")
+        problem = Problem(
+            name,
+            row["problem"],
+            None if answer is None else str(answer),
+            None if level is None else int(level),
+        )
         own = tuple(int(token) for token in tokenize(row["problem"]))
-        draw = _PublishedSteps(row, tokenize, f"{seed}/{problem.id}", len(own))
+        draw = _PublishedSteps(row, tokenize, f"{seed}/{name}", len(own))
         problems.append(_grown(problem, own, strategy, draw))
     return _recording(problems, strategy, seed)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from itertools import accumulate
 from typing import Annotated, Any
@@ -29,6 +29,7 @@ from workbench.search.strategies import (
     NodePath,
     Score,
     SearchGenerator,
+    Strategy,
     best,
     best_places,
     outcome,
@@ -315,6 +316,14 @@ STRATEGIES: dict[str, type[Any]] = {
     "particle_filter": ParticleFilter,
 }
 """By their names in settings; the first line of each class says what it does."""
+
+
+def strategy_with(name: str, given: Mapping[str, Any]) -> Strategy:
+    """The strategy of a name, with what is given of its own settings; None is as usual."""
+    kind = STRATEGIES[name]
+    own = {each.name for each in fields(kind)} & {key for key in given if given[key] is not None}
+    made: Strategy = kind(**{key: given[key] for key in own})
+    return made
 
 
 # -- what strategies have in common --
