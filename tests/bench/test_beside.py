@@ -5,20 +5,25 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from tests.bench.test_peers import environment
 from tests.serving.conftest import running
 from workbench.bench import beside, search
 from workbench.bench.beside import HITS, Measured, chosen_systems, compared, rows_beside
 from workbench.bench.peers import PeerError, PeerProcess
+from workbench.bench.search import PEER_REPEATS as TIMES
 from workbench.bench.search import make_workload
 from workbench.bench.serve import metrics_of
 from workbench.errors import ConfigError
+from workbench.experiments.runs import sweep_problems
 from workbench.models.registry import find_model
+from workbench.tokenizer import Tokenizer
 
 VLLM = '''
 """vLLM as search-and-learn calls it: as many tokens as are asked for, and a stop."""
@@ -91,6 +96,9 @@ def searched(x, config, llm, prm):
     texts = [[output.outputs[0].text] for output in found]
     for _ in range(2):
         prm.score(x["problem"] * config.n, texts)
+    texts = [text for each in texts for text in each]
+    each = [texts[k::len(x["problem"])] for k in range(len(x["problem"]))]
+    return {"completions": each, "scores": [[[0.5, 0.25]] * config.n for _ in each]}
 
 
 beam_search = best_of_n = dvts = searched
@@ -128,6 +136,8 @@ def test_what_a_peers_own_searches_cost_is_counted(checkout, folder):
     assert peer.version.startswith("float32, 1 threads, vllm 1.2, transformers ")
     assert found["tokens"] == 3 * 3 * (9 + 7)  # a call of 2,048 has the limit, one of 7 its own
     assert again["tokens"] == 3 * (5 + 5)
+    assert again["solved"] == [(["3+4\n\n"] * 3, [[0.5, 0.25]] * 3)]
+    assert len(found["solved"]) == 3
     # each of three completions is scored twice; the batch's rows repeat each other
     assert again["prm_computed"] == 6 * again["prm_distinct"]
     assert found["prm_distinct"] > again["prm_distinct"]
@@ -155,9 +165,9 @@ def test_systems_are_chosen_by_name_and_path(checkout, tmp_path):
 
 def test_rows_say_where_the_time_went_and_who_is_better():
     """Guards the direction of every ratio: above 1 ours is better, of rates and of costs."""
-    ours = Measured("", 10.0, 6.0, 3.0, 1000, 110.0, 100.0, 10**9, (0.9, 0.8))
-    theirs = Measured("v1", 40.0, 10.0, 29.0, 2000, 900.0, 100.0, 4 * 10**9, (0.5, 0.4))
-    rows = {row.name: row for row in compared("vllm-both", 2, [ours], [theirs])}
+    ours = Measured("", 10.0, 6.0, 3.0, 1000, 110.0, 100.0, 10**9, (), (0.9, 0.8))
+    theirs = Measured("v1", 40.0, 10.0, 29.0, 2000, 900.0, 100.0, 4 * 10**9, (), (0.5, 0.4))
+    rows = {row.name: row for row in compared("vllm-both", 2, [ours], [theirs], judged=False)}
     told = {
         name.split("@")[0]: (row.value, row.peer_value, row.ratio) for name, row in rows.items()
     }
@@ -177,7 +187,8 @@ def test_repeats_are_paired_by_their_seed():
     ours = [Measured("", wall, 1.0, 1.0, 100, 1.0, 1.0, peak) for wall, peak in (
         (10.0, 3), (20.0, 5), (5.0, 4))]  # fmt: skip
     theirs = [Measured("v1", wall, 1.0, 1.0, 300, 2.0, 1.0, 10) for wall in (20.0, 20.0, 30.0)]
-    rows = {row.name.split("@")[0]: row for row in compared("vllm-both", 1, ours, theirs)}
+    found = compared("vllm-both", 1, ours, theirs, judged=False)
+    rows = {row.name.split("@")[0]: row for row in found}
     pace, memory = rows["problems_per_min"], rows["peak_memory"]
     assert (pace.value, pace.peer_value) == (6.0, 3.0)
     assert pace.ratio == 2.0 and pace.spread == (1.0, 6.0) and pace.repeats == 3
@@ -187,10 +198,30 @@ def test_repeats_are_paired_by_their_seed():
     assert rows["tokens"].repeats == 3 and "llm_hits" not in rows
 
 
-def test_our_rounds_over_servers_are_measured(monkeypatch):
+def test_answers_of_a_trained_reward_model_are_judged():
+    """One vote for every system; the gain is paired by problem, each with all its seeds."""
+    texts = [r"\boxed{7}", r"\boxed{8}", r"\boxed{7}", "no answer"]
+    for scores, right in ((0.1, False), (0.3, True)):
+        each = [[0.9, scores], [0.1, 0.5], [scores], [1.0]]
+        assert beside.is_right("7", texts, each, "weighted") is right
+    assert not beside.is_right("7", ["7"], [[1.0]], "weighted")
+    assert beside.is_right("8", texts, [[0.1], [0.9], [0.1], [0.2]], "naive")
+    few = 10.0, 1.0, 1.0, 100, 1.0, 1.0, 1
+    ours = [Measured("", *few, right) for right in ((True, True, False), (True, False, False))]
+    theirs = [Measured("v1", *few, right) for right in ((True, False, False), (False,) * 3)]
+    rows = {row.name: row for row in compared("vllm-both", 3, ours, theirs, judged=True)}
+    both, gain = rows["accuracy@vllm-both"], rows["gain_over@vllm-both"]
+    assert (both.value, both.peer_value) == (pytest.approx(3 / 6), pytest.approx(1 / 6))
+    assert gain.value == pytest.approx(1 / 3) and both.repeats == gain.repeats == 2
+    assert gain.spread[0] == 0.0 and gain.spread[1] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("prm", ["tiny-solver", "tiny-prm"])
+def test_our_rounds_over_servers_are_measured(prm, monkeypatch):
     """Our own server in vLLM's place; each seed's search begins with emptied caches."""
-    workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=3)
-    with running(("tiny-solver",)) as service:
+    workload = make_workload("tiny-solver", prm, limit=1, n=4, max_depth=3)
+    models = [Path("tiny-solver"), Path(prm)]
+    with running(tuple(dict.fromkeys(map(str, models)))) as service:
         started, emptied = list[Path](), list[str]()
         monkeypatch.setattr(beside, "vllm_command", lambda label, folder, *_, **__: folder)
         served = lambda f: started.append(f) or nullcontext(service.url)  # noqa: E731
@@ -198,9 +229,9 @@ def test_our_rounds_over_servers_are_measured(monkeypatch):
         monkeypatch.setattr(beside.httpx, "post", lambda url: emptied.append(url) or Mock())
         monkeypatch.setattr(beside, "version_of", lambda *_: " 9")
         _, before = metrics_of(service.url, *HITS)
-        measured = beside.over_servers(workload, Path("tiny-solver"), "2GiB", (3, 4, 3))
+        measured = beside.over_servers(workload, models, "2GiB", (3, 4, 3))
         assert metrics_of(service.url, *HITS)[1] > before >= 0
-    assert len(started) == 2 and emptied == [f"{service.url}/reset_prefix_cache"] * 2 * 3
+    assert started == models and emptied == [f"{service.url}/reset_prefix_cache"] * 2 * 3
     assert measured[0].tokens == measured[2].tokens != measured[1].tokens  # as their seeds
     for found in measured:
         assert found.version.startswith("vllm 9, ")
@@ -213,14 +244,21 @@ def test_our_rounds_over_servers_are_measured(monkeypatch):
 def test_a_peer_searches_again_in_the_same_process(monkeypatch, tmp_path):
     """One start, a short search that is not counted, then one a seed."""
     counts = dict.fromkeys(("llm_s", "prm_s", "tokens", "prm_computed", "prm_distinct"), 1)
-    peer = Mock(version="v1")
-    peer.ask.side_effect = [counts | {"wall_s": wall} for wall in (1, 2, 3)]
+    peer, answers = Mock(version="v1"), (r"\boxed{0}", r"\boxed{%s}")
+    problem = sweep_problems(make_workload("tiny-solver", limit=1))[0]
+    tries = [[([text.replace("%s", problem.answer)], [[0.5]])] for text in (*answers, answers[1])]
+    peer.ask.side_effect = [
+        counts | {"wall_s": wall, "solved": solved} for wall, solved in zip((1, 2, 3), tries)
+    ]
     started = Mock(return_value=peer)
     monkeypatch.setattr(beside, "PeerProcess", started)
     (tmp_path / "src" / "sal").mkdir(parents=True)
     workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=2)
-    measured = beside.by_search_and_learn(workload, tmp_path, str(tmp_path), "2GiB", (5, 6))
+    models = Path("solver"), Path("prm")
+    measured = beside.by_search_and_learn(workload, models, str(tmp_path), "2GiB", (5, 6))
     assert [made.args[2]["config"]["seed"] for made in started.call_args_list] == [5]
+    assert [started.call_args.args[2][role] for role in ("model", "prm")] == ["solver", "prm"]
+    assert [each.correct for each in measured] == [(True,), (True,)]
     assert [asked.args[0].get("seed") for asked in peer.ask.call_args_list] == [None, 5, 6]
     assert [each.wall_s for each in measured] == [2, 3]
 
@@ -240,7 +278,7 @@ def test_a_short_look_at_memory_sees_its_ends(monkeypatch):
 def test_repeats_are_of_peers(monkeypatch):
     """Guards --repeats: the profile's number, or what is given, refused where it is not used."""
     given = list[list[int]]()
-    monkeypatch.setattr(search, "make_workload", lambda *_, **__: None)
+    monkeypatch.setattr(search, "shared_workload", lambda profile, *_: (None, TIMES[profile]))
     monkeypatch.setattr(search, "rows_beside", lambda *_, seeds: given.append([*seeds]) or ())
     for profile, repeats in (("quick", None), ("default", None), ("quick", 4)):
         assert not [*search.run(profile, peer="vllm-both", repeats=repeats)]
@@ -277,5 +315,43 @@ def test_a_peer_that_is_missing_is_a_failed_row(monkeypatch, tmp_path):
     assert [row.name for row in rows] == [f"problems_per_min@{name}" for name in (
         "search-and-learn", "vllm-both")]  # fmt: skip
     assert all(row.failed and "make bench-peers" in row.unit for row in rows)
-    with pytest.raises(ConfigError, match="prm 'tiny-prm'"):
-        next(rows_beside(make_workload("tiny-solver", limit=1), {}, "16MiB"))
+    for prm, form in (("qwen2.5-math-prm-7b", None), ("tiny-prm", "thinkprm")):
+        other = make_workload("tiny-solver", prm, limit=1) if form is None else replace(
+            make_workload("tiny-solver", limit=1), prm_format=form)  # fmt: skip
+        with pytest.raises(ConfigError, match=f"prm '{prm}'"):
+            next(rows_beside(other, {}, "16MiB"))
+    with pytest.raises(ConfigError, match="strategy 'rebase'"):
+        next(rows_beside(make_workload("tiny-solver", limit=1, strategy="rebase"), {}, "16MiB"))
+
+
+def test_what_systems_share_of_the_embedded_pair_and_of_a_model_of_true_size():
+    """Guards the tokens of a prompt, which every system is told alike, and what is judged."""
+    own, times = search.shared_workload("default", search.TINY, None, None, "dvts")
+    alone = make_workload(search.TINY)
+    assert (own.num_problems, own.strategy, own.levels, times) == (32, "dvts", (), 1)
+    assert (own.prm, own.max_depth) == (search.TINY_PRM, alone.max_depth)
+    tokenizer = Tokenizer.from_folder(find_model(search.TINY))
+    problem = sweep_problems(own)[0].problem
+    told = [{"role": "system", "content": own.system_prompt}, {"role": "user", "content": problem}]
+    chats = [tokenizer.render_chat(each) for each in (told, told[1:])]
+    assert chats[0] == chats[1]
+    large, times = search.shared_workload("default", "smollm2-135m", None, None, "beam_search")
+    assert (large.prm, large.num_problems, large.levels, times) == (large.llm, 3, (1, 2), 3)
+
+
+@pytest.mark.parametrize("model", ["tiny-solver", "tiny-prm"])
+def test_a_model_with_wider_heads_computes_the_same(model, tmp_path):
+    """Guards what stands in for a model whose heads are too narrow for a peer."""
+    transformers = pytest.importorskip("transformers")
+    folder = find_model(model)
+    wide = beside.with_wide_heads(folder, tmp_path / "models")
+    pair = [transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32)
+            for each in (folder, wide)]  # fmt: skip
+    assert [each.config.head_dim for each in pair] == [16, beside.HEAD]
+    ids = torch.arange(6, 306)[None]
+    with torch.inference_mode():
+        own, same = (each(ids).logits for each in pair)
+    assert (own - same).abs().max() < 1e-4 < own.std()
+    assert beside.with_wide_heads(folder, tmp_path / "models") == wide
+    assert beside.with_wide_heads(wide, tmp_path / "models") == wide
+    assert [*(tmp_path / "models").iterdir()] == [wide]

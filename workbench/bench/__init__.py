@@ -45,7 +45,7 @@ _REPLAY = tuple(f"replay/{n}.py" for n in ("answers", "cost", "devices", "miss_r
 SOURCES = {
     "engine": (*_ENGINE, *(f"bench/{n}.py" for n in ("engine", "kernels", "ceilings", "peers"))),
     "kernels": (*_ENGINE, "bench/kernels.py"),
-    "search": (*_SEARCH, *_BESIDE),
+    "search": (*_SEARCH, *_BESIDE, "training/corpus.py"),
     "identity": (*_SEARCH, "experiments/plans.py", "bench/identity.py"),
     "prm": (*_SEARCH, "training/corpus.py", "bench/prm.py"),
     "serve": (*_SEARCH, "serving", *(f"bench/{n}.py" for n in ("serve", "engine", "peers"))),

@@ -3,10 +3,15 @@
 vllm-both: our rounds over two servers of vLLM, prefix caches on, so that engine and algorithm are
 told apart. search-and-learn: huggingface/search-and-learn's own code (bench/peers.py). A peer has
 the values of our file as bfloat16 where the processor multiplies it, its own choice and its
-fastest, else as float32. Each searches several times while its processes stay up, from empty
-caches, after one short search that is not counted. Repeat k is paired with repeat k of the others;
-of ours and vllm-both it has the same seed, while search-and-learn's vLLM takes the first seed and
-draws on. search-and-learn's beam search takes one problem at a time, the others all of them.
+fastest, else as float32, and heads of at least HEAD numbers. Each searches several times while its
+processes stay up, from empty caches, after one short search that is not counted. Repeat k is paired
+with repeat k of the others; of ours and vllm-both it has the same seed, while search-and-learn's
+vLLM takes the first seed and draws on. search-and-learn's beam search takes one problem at a time,
+the others all of them.
+
+Where the reward model is a trained one, answers are judged: each system's own solutions and scores,
+by one vote and one comparison of answers. search-and-learn asks its PRM about solutions that still
+end in a step's empty line, behind which it opens one turn more: its score is that of an empty step.
 
 What a system holds at its peak is memory of all its processes at one time, libraries included,
 pages that they share counted once; ours is measured last, so that nothing of it is left while a
@@ -16,8 +21,12 @@ solution, ours goes on from there: so problems a minute stand beside tokens a pr
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +36,10 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pandas as pd
 import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import pad
 
 from workbench.bench.engine import PEERS_FOLDER, peer_dtypes, peer_files
 from workbench.bench.peers import PeerError, PeerProcess
@@ -41,13 +53,23 @@ from workbench.errors import ConfigError, RemoteError
 from workbench.experiments.execute import make_search, make_strategy
 from workbench.experiments.provenance import git_state
 from workbench.experiments.runs import sweep_problems
-from workbench.search.answers import check_choice
+from workbench.experiments.statistics import bootstrap_mean
+from workbench.search.answers import (
+    aggregate,
+    check_choice,
+    extract_answer,
+    group_answers,
+    same_answer,
+    vote,
+)
+from workbench.search.prm import known_format
 
 VLLM_BOTH, SEARCH_AND_LEARN = SYSTEMS = ("vllm-both", "search-and-learn")
 APPROACHES = ("beam_search", "best_of_n", "dvts")
 WARM_UP: dict[str, Any] = {"max_depth": 1, "max_step_tokens": 4}
 ANSWER_S = 600.0  # that a server may take to one request
 SEQUENCES = 256  # that a server of vLLM may have in a step
+HEAD = 32  # numbers of an attention head, at least
 LOOK_S = 0.5  # between two looks at memory
 PSS = re.compile(r"^Pss: +(\d+) kB", re.MULTILINE)
 RATES = ("problems_per_min", "tokens_per_s")  # of which more is better; of the rest less
@@ -63,7 +85,8 @@ Systems = Mapping[str, str | None]  # by name, with the checkout that was given
 class Measured:
     """One system's search of all problems; PRM tokens are those of its inputs.
 
-    hits: parts of the prompt tokens that were found cached, by model; None where there is no cache.
+    correct: of each problem whether its answer is right; hits: parts of the prompt tokens that were
+    found cached, by model; None where there is no cache.
     """
 
     version: str
@@ -74,6 +97,7 @@ class Measured:
     prm_computed: float
     prm_distinct: float
     peak_bytes: int
+    correct: tuple[bool, ...] = ()
     hits: tuple[float, float] | None = None
 
     def values(self, problems: int) -> dict[str, float]:
@@ -115,18 +139,20 @@ def rows_beside(
     """Each peer's rows, ours beside them, of a search a seed; a peer that fails is one row that
     says so.
     """
-    if workload.prm != workload.llm or workload.strategy not in APPROACHES:
+    form = workload.prm_format or known_format(workload.prm, "")
+    if form != "rlhflow" or workload.strategy not in APPROACHES:
         raise ConfigError(
-            f"--peer got prm {workload.prm!r} and strategy {workload.strategy!r}; it takes "
-            f"one model in both roles and {', '.join(APPROACHES)}."
+            f"--peer got prm {workload.prm!r} and strategy {workload.strategy!r}; it takes a PRM "
+            f"that is asked in RLHFlow's form, or none but the LLM, and {', '.join(APPROACHES)}."
         )
-    (folder, _), found = peer_files(workload.llm), dict[str, list[Measured] | Exception]()
+    folders = [with_wide_heads(peer_files(each)[0]) for each in (workload.llm, workload.prm)]
+    found = dict[str, list[Measured] | Exception]()
     for name, checkout in peers.items():
         try:
             if name == VLLM_BOTH:
-                found[name] = over_servers(workload, folder, kv_memory, seeds)
+                found[name] = over_servers(workload, folders, kv_memory, seeds)
             else:
-                found[name] = by_search_and_learn(workload, folder, checkout, kv_memory, seeds)
+                found[name] = by_search_and_learn(workload, folders, checkout, kv_memory, seeds)
         except (PeerError, RemoteError, httpx.HTTPError) as error:
             found[name] = error
     ours = measured_here(workload, kv_memory, seeds)
@@ -134,14 +160,24 @@ def rows_beside(
         if isinstance(theirs, Exception):
             yield Row(f"problems_per_min@{name}", float("nan"), f"failed: {theirs}")
         else:
-            yield from compared(name, len(sweep_problems(workload)), ours, theirs)
+            judged = workload.prm != workload.llm
+            yield from compared(name, len(sweep_problems(workload)), ours, theirs, judged)
 
 
 def compared(
-    name: str, problems: int, ours: Sequence[Measured], theirs: Sequence[Measured]
+    name: str, problems: int, ours: Sequence[Measured], theirs: Sequence[Measured], judged: bool
 ) -> Iterator[Row]:
-    """Rates, seconds a problem by where they went, PRM work and memory."""
+    """Rates, seconds a problem by where they went, PRM work and memory; judged: accuracy, too, and
+    what ours is above theirs, paired by problem.
+    """
     label = f"{name} ({theirs[0].version})"
+    if judged:
+        right = [np.mean([each.correct for each in system], axis=0) for system in (ours, theirs)]
+        own, peer = (float(side.mean()) for side in right)
+        yield Row(f"accuracy@{name}", own, "fraction", label, peer, repeats=len(ours))
+        gain = bootstrap_mean(pd.Series(right[0] - right[1]), [*range(problems)])
+        ends = gain.low, gain.high
+        yield Row(f"gain_over@{name}", gain.estimate, "fraction", repeats=len(ours), spread=ends)
     values = [[each.values(problems) for each in system] for system in (ours, theirs)]
     for row in values[0][0]:
         if row not in values[1][0]:
@@ -185,6 +221,7 @@ def measured(
         every.append(Measured(
             version, speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens,
             float(computed), float(found.problems["prm_tokens_distinct"].sum()), peak(),
+            tuple(found.problems["correct"].astype(bool)),
             (hits[0] / queries[0], hits[1] / queries[1]),
         ))  # fmt: skip
     return every
@@ -215,20 +252,24 @@ def as_many_tokens(kv_memory: str) -> int:
 
 
 def over_servers(
-    workload: SweepConfig, folder: Path, kv_memory: str, seeds: Sequence[int]
+    workload: SweepConfig, folders: Sequence[Path], kv_memory: str, seeds: Sequence[int]
 ) -> list[Measured]:
     """Both models from vLLM, each in a server of its own on all cores."""
-    own = {"served_model_name": folder.name, "dtype": peer_dtypes()[-1], "max_num_seqs": SEQUENCES}
+    own: dict[str, Any] = {"dtype": peer_dtypes()[-1], "max_num_seqs": SEQUENCES}
     # 0.32 dies of a seeded request whose prompt is cut: no CPU generator can go back
-    command = vllm_command("vllm", folder, "--no-enable-chunked-prefill",
-                           kv_bytes=as_many_tokens(kv_memory), **own)  # fmt: skip
-    how: dict[str, Any] = {"files": workload.llm, "timeout": ANSWER_S}
+    commands = [vllm_command("vllm", folder, "--no-enable-chunked-prefill",
+                             kv_bytes=as_many_tokens(kv_memory), served_model_name=folder.name,
+                             **own) for folder in folders]  # fmt: skip
     version = f"vllm{version_of('vllm', 'vllm')}, {peer_dtypes()[-1]}, prefix cache on, "
     version += f"{SEQUENCES} sequences, prompts whole"
     with ExitStack() as stack:
-        urls = [stack.enter_context(served(command)) for _ in range(2)]
+        urls = [stack.enter_context(served(command)) for command in commands]
+        models = zip(urls, folders, (workload.llm, workload.prm))
         llm, prm = (
-            stack.enter_context(closing(RemoteEngine(url, folder.name, **how))) for url in urls
+            stack.enter_context(
+                closing(RemoteEngine(url, folder.name, files=files, timeout=ANSWER_S))
+            )
+            for url, folder, files in models
         )
 
         def empty() -> None:  # a server takes this only as its developers start it
@@ -239,6 +280,41 @@ def over_servers(
             return [metrics_of(url, *HITS) for url in urls]
 
         return measured(workload, (llm, prm), seeds, version, empty, cached)
+
+
+def with_wide_heads(folder: Path, written: Path = PEERS_FOLDER / "models") -> Path:
+    """A model that computes the same with heads of HEAD, where its own are narrower, which vLLM's
+    attention on a CPU does not take. The new places hold zeros; a pair of places that turn together
+    keeps its angle by another base, a score its scale by the queries'.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    heads = config.get("num_attention_heads", 1)
+    narrow = config.get("head_dim") or config.get("hidden_size", HEAD * heads) // heads
+    target = written / f"{folder.name}-heads{HEAD}"
+    if narrow >= HEAD or target.is_dir():
+        return folder if narrow >= HEAD else target
+    weights = load_file(folder / "model.safetensors")
+    for name, stored in weights.items():
+        held = stored.float()
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # place i turns with i + half a head
+            rows = held.unflatten(0, (-1, 2, narrow // 2))
+            rows = pad(rows, (0, 0, 0, (HEAD - narrow) // 2)).flatten(0, 2)
+            held = rows * math.sqrt(HEAD / narrow) if "q_proj" in name else rows
+        elif name.endswith("v_proj.weight"):
+            held = pad(held.unflatten(0, (-1, narrow)), (0, 0, 0, HEAD - narrow)).flatten(0, 1)
+        elif name.endswith("o_proj.weight"):
+            held = pad(held.unflatten(1, (-1, narrow)), (0, HEAD - narrow)).flatten(1, 2)
+        weights[name] = held.contiguous()
+    theta = config["rope_theta"] ** (HEAD / narrow)
+    config |= {"head_dim": HEAD, "rope_theta": theta, "dtype": "float32"}
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    written.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=written) as made:
+        partial = Path(shutil.copytree(folder, Path(made) / target.name))
+        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        (partial / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        partial.replace(target)
+    return target
 
 
 @contextmanager
@@ -279,7 +355,11 @@ def below(process: str | int) -> list[str]:
 
 
 def by_search_and_learn(
-    workload: SweepConfig, folder: Path, checkout: str | None, kv_memory: str, seeds: Sequence[int]
+    workload: SweepConfig,
+    folders: Sequence[Path],
+    checkout: str | None,
+    kv_memory: str,
+    seeds: Sequence[int],
 ) -> list[Measured]:
     """Its own code on the same problems and sizes; its beam search takes one problem at a time."""
     home = PEERS_FOLDER / SEARCH_AND_LEARN
@@ -294,10 +374,11 @@ def by_search_and_learn(
     sizes |= {"search_batch_size": 1} if workload.strategy == "beam_search" else {}
     sizes |= {"system_prompt": workload.system_prompt} if workload.system_prompt else {}
     settings = {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES, "config": sizes}
-    settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtypes()[-1]}
+    settings |= dict(zip(("model", "prm"), map(str, folders))) | {"dtype": peer_dtypes()[-1]}
     settings |= {"checkout": str(source), "packages": str(home / "packages")}
     at = f", {SEARCH_AND_LEARN} {(git_state(source)['commit'] or 'of no commit')[:12]}"
-    texts, every = [each.problem for each in sweep_problems(workload)], list[Measured]()
+    problems, every = sweep_problems(workload), list[Measured]()
+    texts = [each.problem for each in problems]
     room = as_many_tokens(kv_memory)
     with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings, room)) as peer:
         short = {"num_iterations": WARM_UP["max_depth"], "max_tokens": WARM_UP["max_step_tokens"]}
@@ -305,5 +386,16 @@ def by_search_and_learn(
         for seed in seeds:
             with peak_memory(own=False) as peak:
                 found = peer.ask({"problems": texts, "seed": seed}, "search")
+            solved = zip(problems, found.pop("solved"), strict=True)
+            found["correct"] = tuple(
+                is_right(each.answer, *tried, workload.voting) for each, tried in solved
+            )
             every.append(Measured(peer.version + at, **found, peak_bytes=peak()))
     return every
+
+
+def is_right(answer: str, texts: list[str], scores: list[list[float]], voting: str) -> bool:
+    """Whether the vote over these solutions, by their last steps' scores, is for the answer."""
+    found = [extract_answer(text) for text in texts]
+    place = vote(found, [aggregate(each) for each in scores], group_answers(found), voting)
+    return place is not None and same_answer(answer, found[place])

@@ -317,24 +317,26 @@ class SearchAndLearn:
 
     def search(self, problems: list[str], **changes: Any) -> dict[str, Any]:
         """Seconds and tokens of a search over the problems, from an empty prefix cache, in
-        batches of Config.search_batch_size. changes: of Config.
+        batches of Config.search_batch_size; and of each problem what it found, as texts and the
+        scores of their steps. changes: of Config.
         """
         config = self._now = self._prm.search_config = replace(self._config, **changes)
         self._llm.reset_prefix_cache()
-        counts, each = self._counts, config.search_batch_size
+        counts, each, solved = self._counts, config.search_batch_size, list[Any]()
         counts.clear()
         for batch in (problems[k : k + each] for k in range(0, len(problems), each)):
             self._rows.clear()
             start = time.perf_counter()
             ask = self._searches[config.approach]
-            ask({"problem": batch}, config=config, llm=self, prm=self._prm)
+            found = ask({"problem": batch}, config=config, llm=self, prm=self._prm)
             counts["wall_s"] += time.perf_counter() - start
             counts["prm_computed"] += sum(map(len, self._rows))
             beginnings = set[int]()  # nodes of the trie, by the hash of their tokens
             for row in self._rows:
                 beginnings.update(accumulate(row, lambda *pair: hash(pair)))
             counts["prm_distinct"] += len(beginnings)
-        return dict(counts)
+            solved += zip(found["completions"], found["scores"])
+        return dict(counts) | {"solved": solved}
 
     def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool = False) -> Any:
         """vllm.LLM's, which its searches call, counted. Its DVTS asks for 2,048 tokens a step

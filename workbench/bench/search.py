@@ -6,9 +6,10 @@ by the same PRM; `equal_tokens` is best-of-N at the tokens of beam search (N by 
 paired by problem; intervals draw problems, each with all its seeds. The first problems are searched
 again, with seed 0, without PRM cache and score cache, for the tokens that both save.
 
-A generator of true size searches MATH problems beside other systems (--peer). Where no reward model
-is named, its own weights are asked in RLHFlow's form: the shape and the cost of a PRM, scores that
-mean nothing: for speed, never for accuracy.
+Other systems search beside ours (--peer): the embedded pair's problems, where accuracy means
+something, or with a generator of true size MATH problems. Where no reward model is named, its own
+weights are asked in RLHFlow's form: the shape and the cost of a PRM, scores that mean nothing: for
+speed, never for accuracy.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from workbench.search.recording import require_destination
 from workbench.search.result import SearchResult
 from workbench.search.search import SYSTEM_PROMPTS
 from workbench.search.variants import STRATEGIES
+from workbench.training.corpus import DEFAULT_SYSTEM_MESSAGE
 
 PROFILES = {"quick": (8, 1), "default": (32, 2), "full": (128, 5)}  # problems, seeds
 PEER_PROBLEMS, EASY = {"quick": 1, "default": 3, "full": 3}, (1, 2)  # levels
@@ -82,7 +84,8 @@ def sizes_of(workload: SweepConfig) -> dict[str, Any]:
     names = ("prm", "n", "beam_width", "max_depth", "max_step_tokens")
     own = {name: getattr(workload, name) for name in names}
     own["problems_in_flight"] = workload.min_problem_batch
-    return own | ({"system_prompt": PROMPT} if workload.system_prompt else {})
+    named = workload.system_prompt == SYSTEM_PROMPTS[PROMPT]
+    return own | ({"system_prompt": PROMPT} if named else {})
 
 
 def roomy_engine(model: str, **settings: Any) -> Engine:
@@ -100,8 +103,8 @@ def run(
     strategy: str = "beam_search",
     repeats: int | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench search`; with `peer` those of whole systems beside ours, on easy
-    MATH problems, and nothing else.
+    """The rows of `workbench bench search`; with `peer` those of whole systems beside ours and
+    nothing else.
     """
     for name, given, usual in (("strategy", strategy, "beam_search"), ("repeats", repeats, None)):
         if given != usual and peer is None:
@@ -111,10 +114,9 @@ def run(
     if llm != TINY and peer is None:
         raise ConfigError(f"llm is {llm!r}; only {TINY} is searched alone: give a --peer.")
     if peer is not None:
-        systems, limit = chosen_systems(peer), PEER_PROBLEMS[profile]
-        workload = make_workload(llm, prm, problems, limit, levels=EASY, strategy=strategy)
-        times = range(repeats or PEER_REPEATS[profile])
-        yield from rows_beside(workload, systems, KV_MEMORY, seeds=times)
+        systems = chosen_systems(peer)
+        workload, times = shared_workload(profile, llm, prm, problems, strategy)
+        yield from rows_beside(workload, systems, KV_MEMORY, seeds=range(repeats or times))
         return
     limit, count = PROFILES[profile]
     workload = make_workload(llm, prm, problems, limit, min_problem_batch=BATCH)
@@ -127,16 +129,29 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     if settings["peer"] is not None:
         told: dict[str, Any] = {"peer": ",".join(chosen_systems(settings["peer"]))}
         told |= {"kv_memory": KV_MEMORY, "reuse_partial_blocks": True}
-        own = {"limit": PEER_PROBLEMS[profile], "levels": EASY, "strategy": settings["strategy"]}
-        workload = make_workload(llm, prm, settings["problems"], **own)
+        own = settings["problems"], settings["strategy"]
+        workload, times = shared_workload(profile, llm, prm, *own)
         told |= {"problems": workload.num_problems, "source": Path(workload.problems).name}
         told |= {"problem_ids": [each.id for each in sweep_problems(workload)]}
-        told |= {"repeats": settings["repeats"] or PEER_REPEATS[profile]}
+        told |= {"repeats": settings["repeats"] or times}
         return told | sizes_of(workload)
     limit, seeds = PROFILES[profile]
     counts = {"problems": limit, "uncached_problems": min(limit, UNCACHED_PROBLEMS)}
     counts |= {"batch_invariant": True, "seeds": settings["seeds"] or seeds}
     return sizes_of(make_workload(llm, prm, min_problem_batch=BATCH)) | counts
+
+
+def shared_workload(
+    profile: str, llm: str, prm: str | None, problems: str | None, strategy: str
+) -> tuple[SweepConfig, int]:
+    """What is searched beside other systems, and how many times: easy MATH problems, each with
+    several seeds; of the tiny pair as many of its own as are searched alone, once.
+    """
+    if llm == TINY:  # every system is told what the model's template says by itself
+        told: dict[str, Any] = {"system_prompt": DEFAULT_SYSTEM_MESSAGE, "strategy": strategy}
+        return make_workload(llm, prm, problems, PROFILES[profile][0], **told), 1
+    limit, times = PEER_PROBLEMS[profile], PEER_REPEATS[profile]
+    return make_workload(llm, prm, problems, limit, levels=EASY, strategy=strategy), times
 
 
 def tiny_rows(workload: SweepConfig, seeds: int) -> Iterator[Row]:
