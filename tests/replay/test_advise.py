@@ -217,3 +217,13 @@ def test_nothing_is_claimed_of_a_model_on_vllm_where_it_was_not_run() -> None:
     other = module._notes(Pair(replace(asked, prm=THESIS[1], strategy="best_of_n")))
     assert not any("vLLM" in note for note in other)
     assert sum("500 problems to their end" in note for note in other) == 1, "samples are whole"
+
+
+def test_samples_are_cut_to_what_a_request_may_have() -> None:
+    """Whole samples that max_model_len has no room for are shorter, as steps are fewer."""
+    asked = Question(*THESIS, n=2, in_flight=4, strategy="best_of_n")
+    pairs = [Pair(asked), Pair(replace(asked, max_model_len=2048))]
+    assert pairs[1].longest < 2048 < pairs[0].longest
+    most = [pair.answers.recording.settings.strategy_settings["max_tokens"] for pair in pairs]
+    assert most == [2048, 1024]
+    assert any("to their end or 1,024 tokens" in note for note in module._notes(pairs[1]))

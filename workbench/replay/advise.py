@@ -42,6 +42,7 @@ from workbench.replay.simulator import Replayed, replay
 from workbench.replay.workload import ASK, DTYPE_BYTES, LEAD, LLM, PRM, drawn_engine
 from workbench.search.prm import Critiques
 from workbench.search.recording import RecordedEngine
+from workbench.search.strategies import BestOfN
 
 ROLES = ("llm", "prm")
 RATES = ("tokens_per_s", "problems_per_min")
@@ -121,9 +122,10 @@ class Question:
     def drawn(
         self, depth: int, seed: int = 0, assumptions: workload.Assumptions | None = None
     ) -> Answers:
-        """The search, steps down to a depth."""
-        sizes = self.problems, self.n, self.beam_width, depth
-        found = workload.thesis_search(*sizes, seed, assumptions, self.strategy)
+        """The search, steps down to a depth, or whole samples in proportion to it."""
+        sizes: dict[str, Any] = {"n": self.n, "beam_width": self.beam_width, "max_depth": depth}
+        sizes |= {"max_tokens": BestOfN().max_tokens * depth // DEPTH, "strategy": self.strategy}
+        found = workload.thesis_search(self.problems, seed=seed, assumptions=assumptions, **sizes)
         if self.critiques:
             found = workload.with_critiques(found, Critiques(self.critiques, self.critique_tokens))
         return Answers(found)
@@ -188,8 +190,7 @@ class Pair:
             for read in self.answers.critiques.values():
                 scored += [each.verdict.length for each in read.values()]
             self.longest = max(int((np.cumsum(tokens.counts) - tokens.offsets).max()), *scored)
-            has_depth = "max_depth" in self.answers.recording.settings.strategy_settings
-            if answers or self.longest < allowed or not has_depth:
+            if answers or self.longest < allowed:
                 break
         if self.longest >= allowed:
             raise ConfigError(
@@ -501,8 +502,9 @@ def _notes(pair: Pair) -> list[str]:
     if 0 < len(rest) < len(names):
         bound = f"fitted terms, those of {rest[0]} by {bound}"
     search, left = pair.answers.recording, device.memory_bytes - pair.total
-    depth = search.settings.strategy_settings.get("max_depth")
-    reach = f"to {depth} steps" if depth else "to their end"
+    sizes = search.settings.strategy_settings
+    depth = sizes.get("max_depth")
+    reach = f"to {depth} steps" if depth else f"to their end or {sizes['max_tokens']:,} tokens"
     activations = " and ".join(format_size(need.activations) for need in pair.needs)
     notes = [
         f"Seconds are simulated for {device.name} ({device.source}), by {bound}.",

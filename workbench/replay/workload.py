@@ -301,16 +301,18 @@ def thesis_search(
     seed: int = 0,
     assumptions: Assumptions | None = None,
     strategy: str = "beam_search",
+    max_tokens: int | None = None,
 ) -> Recording:
     """A search over MATH-500 problems by the 1B + 8B pair, ready to be replayed.
 
     Lengths of problems, reference solutions, prompts and templates are real; how a 1B model's
     solutions differ from the reference, branch and end is assumed, alike for every strategy. The
     same seed gives the same search; the problems are those of the study, whatever it is. strategy:
-    of DRAWN_STRATEGIES. Raises ConfigError.
+    of DRAWN_STRATEGIES; max_tokens: of best of n's whole samples. Raises ConfigError.
     """
     require_known([strategy], list(DRAWN_STRATEGIES), "A search made of lengths", "strategy")
-    chosen = strategy_with(strategy, {"n": n, "beam_width": beam_width, "max_depth": max_depth})
+    sizes = {"n": n, "beam_width": beam_width, "max_depth": max_depth, "max_tokens": max_tokens}
+    chosen = strategy_with(strategy, sizes)
     problems = []
     for lengths in math500_lengths(num_problems):
         own = drawn_tokens(random.Random(lengths.id), lengths.problem_tokens)
