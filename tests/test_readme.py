@@ -70,6 +70,10 @@ LABELS = {
         "tokens_per_s": "generated tokens a second",
         "prm_over_ideal": "PRM tokens computed over those distinct within a problem",
     },
+    "search_systems_tiny": {
+        "gain_over@vllm-both": "accuracy above that of our rounds over two vLLM",
+        "gain_over@search-and-learn": "accuracy above Search and Learn's",
+    },
     "memory": {"arena_vs_dedicated": "two models in an arena against memory of their own"},
     "replay": {
         "events_identical": "every setting's replay has exactly the measured run's events",
@@ -117,16 +121,22 @@ ENGINE = {
     "llama.cpp's fastest": "{}@llama.cpp-*",
     "torch's products": "{}@products",
 }
+SYSTEMS = {
+    "problems_per_min": "problems a minute",
+    "tokens": "tokens generated a problem",
+    "tokens_per_s": "generated tokens a second",
+    "prm_over_ideal": "PRM tokens computed over those distinct within a problem",
+    "peak_memory": "peak memory of all processes",
+}
+BOTH_PEERS = {
+    "ours": "={}@vllm-both",
+    "our rounds over two vLLM": "{}@vllm-both",
+    "Search and Learn": "{}@search-and-learn",
+}
 GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "engine_smollm2": (WORKS, ENGINE),
-    "search_systems": (
-        {"problems_per_min": "problems a minute", "tokens": "tokens generated a problem",
-         "tokens_per_s": "generated tokens a second",
-         "prm_over_ideal": "PRM tokens computed over those distinct within a problem",
-         "peak_memory": "peak memory of all processes"},
-        {"ours": "={}@vllm-both", "our rounds over two vLLM": "{}@vllm-both",
-         "Search and Learn": "{}@search-and-learn"},
-    ),
+    "search_systems": (SYSTEMS, BOTH_PEERS),
+    "search_systems_tiny": ({"accuracy": "accuracy"} | SYSTEMS, BOTH_PEERS),
     "serve_smollm2": (
         SERVED,
         {"ours": "={}", "in process": "{}", "vLLM": "{}@vllm", "vLLM bf16": "{}@vllm-bfloat16",
@@ -139,6 +149,7 @@ HEADS = {  # of the records that the README shows; RESULTS.md has all
     "engine_smollm2": "**One engine**, SmolLM2-135M.",
     "search": "**Search** on the embedded pair.",
     "search_systems": "**Whole systems** on SmolLM2-135M in both roles.",
+    "search_systems_tiny": "**Whole systems** on the embedded pair, whose answers mean something.",
     "serve_smollm2": "**Serving** SmolLM2-135M; *in process*: the same requests given to the "
     "engine without a server.",
     "memory": "**An arena** for two models; which policy shares its memory best stands above.",
@@ -222,6 +233,7 @@ def between(row: dict[str, Any], record: str) -> str:
     if isinstance(row["spread"], list):
         extremes = row["name"].endswith("resplit_p95_ms")
         extremes |= record.startswith(("serve_", "search_systems"))
+        extremes &= not row["name"].startswith("gain_over@")
         kind = "least, most" if extremes else "95 %"
         low, high = (number(bound, "fraction") for bound in row["spread"])
         return f"{low} to {high} ({kind})"
@@ -263,12 +275,14 @@ def heading(found: dict[str, Any]) -> str:
     seeds = f", {mode['seeds']} seeds" if mode.get("seeds") else ""
     if seeds and "problems_in_flight" in mode:
         seeds = f", {mode['problems']} problems, {mode['problems_in_flight']} in flight{seeds}"
+    seeds = f", {mode['problems']} problems" if "problem_ids" in mode else seeds
     model = mode.get("model") or mode.get("llm") or ""
     given = {} if not model or model.startswith("tiny-") else {"model": model}
     if machine["gpu"]:
         given = {name: mode[name] for name in ("device", "model", "llm", "prm") if name in mode}
     given |= {"isa": found["isa"]} if "peers_isa" in mode else {}
     usual = {"profile": "default", "peer": None, "part": "distinct", "clients": "1,4,16,64"}
+    usual["strategy"] = "beam_search"
     usual |= {"peers": "none" if found["bench"] == "serve" else "installed"}
     given |= {k: mode[k] for k, value in usual.items() if mode.get(k) not in (None, value)}
     chosen = "".join(f" --{name} {value}" for name, value in given.items())
@@ -713,6 +727,8 @@ def test_spreads_are_told_as_what_they_are() -> None:
         assert between(served, record) == "0.9 to 1.1 (least, most)"
         assert between(served | {"spread": None}, record) == ""
     assert between(served, "search") == "0.9 to 1.1 (95 %)"
+    gain = served | {"name": "gain_over@vllm-both"}
+    assert between(gain, "search_systems_tiny") == "0.9 to 1.1 (95 %)"
 
 
 def test_links_lead_somewhere() -> None:
