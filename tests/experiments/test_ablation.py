@@ -138,14 +138,17 @@ def test_c7_is_a_rule_over_the_interval_of_the_gain(gain, verdict):
 
 def test_c8_is_a_rule_over_the_accuracy_gained_at_the_greatest_limit():
     """No change proves nothing; where a beam came to the limit is not told."""
-    rows = pd.DataFrame({"metric": ["stops", "finishes"] * 2, "max_depth": [4, 4, 40, 40]})
-    same = finishing_claim(rows.assign(value=[0.2, 0.9, 0.5, 0.5], num_problems=5))
+    rows = pd.DataFrame({"metric": "finishing", "max_depth": [40, 4], "num_problems": 5})
+    same = finishing_claim(rows.assign(value=[0.0, 0.7], low=[-0.45, 0.5], high=[0.45, 0.9]))
     assert same.verdict == "depends on"
     assert "+0.70 at a limit of 4 steps; +0.00 at a limit of 40 steps [-0.45, 0.45]" in same.number
-    unfinished = finishing_claim(rows.assign(metric="gain", value=1.0, num_problems=5))
+    assert same.number.endswith("limit, and on more problems than were searched")
+    unfinished = finishing_claim(rows.assign(metric="gain", value=1.0))
     assert unfinished.verdict == "not testable here"
-    more = finishing_claim(rows.assign(value=[0.5, 0.5, 0.5, 0.6], num_problems=5))
+    more = finishing_claim(rows.assign(value=0.1, low=[0.06, -0.1], high=0.2))
     assert more.verdict == "fails"
+    perhaps = finishing_claim(rows.assign(value=0.1, low=[0.04, 0.06], high=0.2))
+    assert perhaps.verdict == "depends on"
 
 
 def test_slow_settings_disturb_neither_comparison_nor_forecast_and_its_home_is_its_own(study, root):

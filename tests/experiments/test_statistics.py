@@ -202,6 +202,15 @@ def test_c4_is_a_rule_over_the_range_of_shares_that_may_be_the_fastest(walls, ev
     assert judged("replayed SmolLM2", high=0.2).verdict == ("holds" if evicted == 2.0 else "fails")
 
 
+def test_c4_counts_what_is_computed_again_there_and_not_at_the_fastest():
+    """Four of ten seconds at every share explain no slow-down; half a second of two a quarter."""
+    lost = pd.DataFrame({"llm_share": [0.2, 0.3, 0.5], "wall_s": [10.0, 10.0, 12.0]})
+    lost = lost.assign(part="recomputed_evicted", seconds=[4.0, 4.0, 4.5])
+    split = pd.DataFrame({"metric": ["peak_share", "same_work"], "low": 0.2, "high": 0.3})
+    claim = claims.eviction_claim(lost, split.assign(rung="measured tiny"))
+    assert claim.verdict == "fails" and "25% of the slow-down" in claim.number
+
+
 def test_a_run_that_is_missing_takes_its_seed_from_the_comparison_and_no_other():
     sweep = FakeSweep()
     runs = sweep.runs

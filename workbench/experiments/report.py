@@ -163,14 +163,20 @@ def split_numbers(drawn: Drawn) -> Named:
     low = max(own["low"] for _, own, _ in reads.values())  # of where all peaks lie
     high = min(own["high"] for _, own, _ in reads.values())
     far = reads[REPLAYED][0]
-    wide = (far["ratio_high"] - far["ratio_low"]).fillna(0.0)
-    least = FORM.format(*far.loc[wide.idxmax(), ["ratio", "ratio_low", "ratio_high"]])
+    wide, least = (far["ratio_high"] - far["ratio_low"]).fillna(0.0).iloc[1:-1], "none"
+    if wide.any():
+        ends = far.loc[wide.idxmax(), ["ratio", "ratio_low", "ratio_high"]]
+        least = f"{FORM.format(*ends)} at {wide.idxmax():.2f}"
+    equal = [share for share in rate.index if f"{share:.2f}" in found["tinyEqual"]]
+    past = equal and peak["low"] <= equal[0] and equal[-1] <= peak["high"]
+    past = past and (equal[0], equal[-1]) != (peak["low"], peak["high"])
     return found | {
         "falls": "at both ends" if len(fall) > 1 else f"at {judged.listed(fall, '')}",
         "everywhere": sensitivity.reach(low, high, ".2f") if low <= high else "none",
         "farSearch": drawn.said("memory_split", OF_REPLAY),
-        "leastSure": f"{least} at {wide.idxmax():.2f}" if wide.any() else "none",
+        "leastSure": least,
         "smolSearch": drawn.said("memory_split", OF_REPLAY.replace("1B", "SmolLM2")),
+        "peakPast": "yes" if past else "no",
         "peakLow": f"{peak['low']:.2f}",
         "peakHigh": f"{peak['high']:.2f}",
         "countedApart": percent(apart.max(), 1),
@@ -289,20 +295,26 @@ def ablation_numbers(drawn: Drawn) -> Named:
         scores, whole = rows.loc[("gain", plans.BATCHED[0])], rows.loc["whole"].iloc[0]
         for name, row in (("ScoreCache", scores), ("Whole", whole)):
             found[f"{pair}{name}"] = FORM.format(*row[BOUNDS])
-    gains = drawn.rows("modifications").query("metric == 'gain' and low > 1")["setting"]
+    own: Any = drawn.rows("modifications").query("metric == 'gain'").set_index("setting")
+    ends = own.reindex([plans.LAST_TWO[1]])[["low", "high"]].iloc[0]
+    gains, whole = own.index[own["low"] > 1], drawn.said("modifications", OF_REPLAY)
+    far = drawn.said("modifications", rf"{OF_REPLAY[:-1]}.*\n(\d+) problems in flight")
     slower = [c.rung for c in drawn.claims if c.key == "C7" and judged.OUT_OF_STEP in c.number]
     told_slower = f"on {judged.listed(map(judged.pair_in_words, slower), '')}: {judged.OUT_OF_STEP}"
     left = [plans.MODIFICATIONS[key].said for key in tried[0] if key not in tried[1]]
     (depth,) = (c.number for c in drawn.claims if (c.key, c.rung) == ("C8", TINY))
-    own, dear = (len(told["seeds"][: told["plan"][n]]) for n in ("num_seeds", "dear_seeds"))
+    seeds, dear = (len(told["seeds"][: told["plan"][n]]) for n in ("num_seeds", "dear_seeds"))
     return found | {
         "helping": judged.listed([plans.MODIFICATIONS[key].said for key in gains], ""),
         "ablationProblems": f"{told['plan']['num_problems']}",
-        "ablationSeeds": counted(own, "seed")
-        + (f", without a score cache {dear}" if dear < own else ""),
+        "ablationSeeds": counted(seeds, "seed")
+        + (f", without a score cache {dear}" if dear < seeds else ""),
         "farTried": f"{len(tried[1])} of the {len(tried[0])}, all but {judged.listed(left, '')},",
-        "farAblationProblems": drawn.said("modifications", OF_REPLAY),
+        "farAblationProblems": whole,
+        "farWaits": f"{max(0, int(whole.split()[0]) - int(far))}",
         "ablationInFlight": f"{told['min_problem_batch']}",
+        "ablationDepth": f"{told['max_depth']}",
+        "finishingSame": "yes" if (ends == 1).all() else "no",
         "batchingSlows": told_slower if slower else "on no pair",
         "depthTold": depth.partition("; hardly")[0],
     }
@@ -318,7 +330,8 @@ def strategy_numbers(drawn: Drawn) -> Named:
     found, told = ranked["all levels"], ranked.reset_index(name="line")
     told = told[told["levels"] != "all levels"]
     levels = [f"at {a}, n = {n}: {line}" for a, n, line in told.itertuples(index=False)]
-    often = most[most["prm_thrash"] >= judged.RARE_EVENTS]
+    others = most[most["strategy"] != "beam_search"]
+    often = others[others["prm_thrash"] >= judged.RARE_EVENTS]
     often = often["strategy"] + often["prm_thrash"].map(" {:,.0f}".format)
     return {
         "strategyBeamThrash": f"{beam['prm_thrash']:.0f}",
@@ -352,6 +365,12 @@ def techniques_of(drawn: Drawn, name: str, budget: float | None = None) -> pd.Da
     return rows[keys].join(rates).join(again, on=keys)
 
 
+def times_in_words(value: float, low: float, high: float) -> str:
+    """How many times the best split's throughput; one of equal work is apart by noise alone."""
+    same = f"{value:.2f} (with the same work)"
+    return same if low == high else FORM.format(value, low, high)
+
+
 def policy_numbers(drawn: Drawn) -> Named:
     """What the policies and techniques gain at the smallest budget, of the figures' rows."""
     rows, found = drawn.rows("optimisation"), Named()
@@ -365,7 +384,7 @@ def policy_numbers(drawn: Drawn) -> Named:
         best = str(alone["value"].idxmax())
         told = {"One": alone.loc[best], "Together": together, "All": flows.loc[plans.ALL],
                 "Flow": flows.loc[plans.NONE]}  # fmt: skip
-        found |= {f"{name}{key}": FORM.format(*row) for key, row in told.items()}
+        found |= {f"{name}{key}": times_in_words(*row) for key, row in told.items()}
         found[f"{name}OneName"] = plans.TECHNIQUES[best].said
         found[f"{name}Count"] = f"{len(alone)}"
     tried = table[(table["policy"] == plans.STATIC) & (table["technique"] == plans.NONE)]
@@ -385,7 +404,7 @@ def policy_numbers(drawn: Drawn) -> Named:
         "tried": judged.listed(shares.index, "g"),
         "bestTried": f"{shares.idxmax():g}{edge}",
         "worstTried": f"{shares.min():.2f} at {shares.idxmin():g}",
-        "tinyStatic": FORM.format(*plain.loc[THESIS_SHARE]),
+        "tinyStatic": times_in_words(*plain.loc[THESIS_SHARE]),
         "tinyOthers": judged.listed(others, ".2f"),
         "budget": f"{rows['budget'].min():g}",
         "workingSet": size,
@@ -408,9 +427,7 @@ def gain_numbers(drawn: Drawn) -> Named:
         for at in budgets:
             times = techniques_of(drawn, figure, at).set_index(["policy", "technique"])[BOUNDS]
             for name, key in keys.items():
-                value, low, high = times.loc[[key]].iloc[0]
-                same = f"{value:.2f} (with the same work)"
-                told = same if low == high else FORM.format(value, low, high)
+                told = times_in_words(*times.loc[[key]].iloc[0])
                 found.setdefault(f"{pair}{name}", []).append(f"{told} with {at:g} W")
     return {name: " and ".join(told) for name, told in found.items()}
 
@@ -456,8 +473,12 @@ def missing_numbers(drawn: Drawn) -> Named:
     losses = own.filter(like="loss_")
     change = (losses - losses.loc[sensitivity.TAKEN]).abs().max(axis=1)
     change = change[change.index.isin(table.index[breaks & ~given])]
-    most = str(change.idxmax()) if len(change) else "none"
-    told = table["told"].str.partition("; plateau")[0]
+    change = change.groupby(level=0, sort=False).max()
+    most = list(change.index[change > change.max() - 0.005])  # which read the same
+    told = table["told"].str.partition("; plateau")[0].get(most[0], "") if most else ""
+    if len(most) > 1:
+        told = "a setting of each changes what is lost at an end or at 0.3 by "
+        told += f"{100 * change.max():.0f} points"
     return {
         "farInFlight": f"{base['asked']['in_flight']}",
         "farDepth": sensitivity.Base(rounds=base["rounds"]).depth,
@@ -470,11 +491,11 @@ def missing_numbers(drawn: Drawn) -> Named:
         "missingKept": f"{(kept & ~given).sum()}",
         "givenCount": f"{given.sum()}",
         "givenKept": f"{(kept & given).sum()}",
-        "missingMost": most,
-        "missingMostTold": told.get(most, ""),
+        "missingMost": judged.listed(most, ""),
+        "missingMostTold": told,
         "strategyPlateaus": "; ".join(t for t in plateaus.values() if t not in spread) or "none",
         "scoreSpreads": "; ".join(spread) or "none",
-        "missingNames": judged.listed(table.index[breaks & ~given & (table.index != most)], ""),
+        "missingNames": judged.listed(change.index.difference(most, sort=False), ""),
         "givenNames": judged.listed(table.index[breaks & given], ""),
     }
 

@@ -346,7 +346,9 @@ def ablation_rows(study: Study) -> pd.DataFrame:
 
     gain: how many times the problems/min of the setting before (of the one beside: of the last);
     whole: of the first; same: part of the nodes that are those of the setting before, or beside;
-    finishes and stops: accuracy of the last two at a depth limit. queued: whether the gain is of
+    finishes and stops: accuracy of the last two at a depth limit; finishing: what the first of them
+    has more, problem by problem, where no answer changed within the bound of a rate that is never
+    seen. queued: whether the gain is of
     the longer queue.
     """
     noise, problems = study.noise, study.table("problems").assign(sixty=60.0)
@@ -368,14 +370,21 @@ def ablation_rows(study: Study) -> pd.DataFrame:
         rows[-1]["queued"] = queued
         if "correct" in problems and after != LAST_TWO[1]:  # which samples less
             ((differ, total),) = differing_nodes(study, [(before, after)]).values()
-            exact = Interval(1 - differ / max(total, 1), np.nan, np.nan)
-            add(after, "same", exact)  # a count, whose interval is not known
+            if total:  # the two have a seed in common
+                exact = Interval(1 - differ / total, np.nan, np.nan)
+                add(after, "same", exact)  # a count, whose interval is not known
     first, *_, last = (key for key in _ladder(study) if key != BESIDE)
     if {first, last} <= set(study.runs["setting"]):
         add(last, "whole", gain_of(study, first, last)[0])
     for limit, own in depth_pairs(study).groupby("max_depth") if "correct" in problems else ():
         for side, key in SIDES.items():
             add(key, side, _mean(own, f"correct_{side}"), limit)
+        gain = own["correct_finishes"] - own["correct_stops"]
+        found = statistics.bootstrap_mean(gain, list(own["problem_id"]))
+        if not gain.any():
+            bound = statistics.upper_bound_of_none(own["problem_id"].nunique())
+            found = Interval(0.0, -bound, bound)
+        add(LAST_TWO[0], "finishing", found, limit)
     labels = {key: each.label for key, each in plans.MODIFICATIONS.items()}
     table = pd.DataFrame(rows)
     return table.assign(label=table["setting"].map(labels))
@@ -459,19 +468,21 @@ def _cache_cells(runs: pd.DataFrame) -> Row:
     return cells
 
 
-def gains_by_level(study: Study) -> tuple[dict[str, Interval], float]:
+def gains_by_level(study: Study) -> tuple[pd.DataFrame, float]:
     """What accuracy gains from the fewest beams to the most, on the problems that both have and as
-    a mean over strategies: at the easier levels, at the harder, and of all levels, harder less
-    easier. And the chance of a difference as large if levels did not matter (a permutation test):
-    of few problems the bootstrap sees too much. Problems without a level have no part.
+    a mean over strategies (gain, gain_low, gain_high), and where these begin (gain_from): at the
+    easier levels, at the harder, and of all levels, harder less easier. And the chance of a
+    difference as large if levels did not matter (a permutation test): of few problems the bootstrap
+    sees too much. Problems without a level have no part.
     """
     problems = by_levels(study)["all levels"].dropna(subset="level")
     if problems.empty:
-        unknown = Interval(np.nan, np.nan, np.nan)
-        return dict.fromkeys((EASIER, HARDER, "all levels"), unknown), np.nan
-    right = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
-    gain = right[problems["n"].max()] - right[problems["n"].min()]
-    gain = gain.dropna(axis=1, how="all").dropna().mean(axis=1)  # of strategies that have both
+        cells = dict.fromkeys(("gain", "gain_low", "gain_high", "gain_from"), np.nan)
+        return pd.DataFrame(cells, index=[EASIER, HARDER, "all levels"]), np.nan
+    right: Any = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
+    few, many = right[problems["n"].min()], right[problems["n"].max()]
+    gain = (many - few).dropna(axis=1, how="all").dropna()  # of strategies that have both
+    start, gain = few.loc[gain.index, gain.columns].mean(axis=1), gain.mean(axis=1)
     level = problems.groupby("problem_id")["level"].first()[gain.index]
     easy, hard = (level < HARD).to_numpy(bool), (level >= HARD).to_numpy(bool)
     parts: dict[str, Callable[..., Any]] = {
@@ -480,11 +491,16 @@ def gains_by_level(study: Study) -> tuple[dict[str, Interval], float]:
         "all levels": lambda a, easy, b, hard: b / hard - a / easy,
     }
     columns = gain * easy, easy, gain * hard, hard
-    found = {name: bootstrap(columns, list(gain.index), part) for name, part in parts.items()}
+    found = {
+        name: bootstrap(columns, list(gain.index), part).named("gain")
+        for name, part in parts.items()
+    }
+    table = pd.DataFrame(found).T
+    table["gain_from"] = [start[easy].mean(), start[hard].mean(), start.mean()]
     draw, values = np.random.default_rng(0), gain.to_numpy()
     dealt = [hard, *(draw.permutation(hard) for _ in range(statistics.DRAWS))]
     apart = np.abs([values[each].mean() - values[~each].mean() for each in dealt])
-    return found, float(np.mean(apart >= apart[0] - 1e-9))
+    return table, float(np.mean(apart >= apart[0] - 1e-9))
 
 
 def _mean(problems: pd.DataFrame, column: str) -> Interval:
@@ -588,7 +604,7 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
         if answered:
             differ, total = differing[setting]
             found |= {"accuracy": _mean(its, "correct").cells}
-            found |= {"same": {"value": 1 - differ / max(total, 1)}}
+            found |= {"same": {"value": 1 - differ / total}} if total else {}
         found |= {"recomputed": {"value": float(own[again].sum(axis=1).mean())}}
         rows += [cells | {"metric": metric, **each} for metric, each in found.items()]
     bad = study.all_runs[study.all_runs["status"] == INFEASIBLE].drop_duplicates("setting")

@@ -145,7 +145,7 @@ _SETTINGS_CAPTION = (
     "of those replayed, as a bar, and the best of them; grey, the plateau of what is taken; "
     "dotted, the thesis's 0.3. Right: what the lowest and the highest share lose to the best, 0.08 "
     "and 0.5 where both fit; dotted, 2 %. The value that changes most what is lost there or at 0.3 "
-    "comes first."
+    "comes first, of several alike the first of the table."
 )
 
 
@@ -159,8 +159,9 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     is_taken = own["value"] == "taken"
     change = own[LOSSES] - own.loc[is_taken, LOSSES].iloc[0].astype(float)
     effect = change.abs().max(axis=1).fillna(0.0).groupby(own["value"]).transform("max")
-    own = own.assign(effect=-effect.mask(is_taken, np.inf))
-    own = own.sort_values(["effect", "value"], ignore_index=True)  # stable, of two columns
+    own = own.assign(effect=-effect.round(3).mask(is_taken, np.inf))
+    own = own.assign(nth=pd.factorize(own["value"])[0])
+    own = own.sort_values(["effect", "nth"], ignore_index=True)  # stable, of two columns
     places = [-number for number in range(len(own))]
     labels = [
         "<b>taken</b>" if value == "taken" else f"{str(value).split(',')[0]}: {setting}"
