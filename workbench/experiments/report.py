@@ -298,7 +298,7 @@ def ablation_numbers(drawn: Drawn) -> Named:
     own: Any = drawn.rows("modifications").query("metric == 'gain'").set_index("setting")
     ends = own.reindex([plans.LAST_TWO[1]])[["low", "high"]].iloc[0]
     gains, whole = own.index[own["low"] > 1], drawn.said("modifications", OF_REPLAY)
-    far = drawn.said("modifications", rf"{OF_REPLAY[:-1]}.*\n(\d+) problems in flight")
+    far = drawn.said("modifications", r"replayed 1B.*\n.*\n.*?(\d+) problems in flight")
     slower = [c.rung for c in drawn.claims if c.key == "C7" and judged.OUT_OF_STEP in c.number]
     told_slower = f"on {judged.listed(map(judged.pair_in_words, slower), '')}: {judged.OUT_OF_STEP}"
     left = [plans.MODIFICATIONS[key].said for key in tried[0] if key not in tried[1]]
