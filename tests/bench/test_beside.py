@@ -1,6 +1,7 @@
 """Whole systems beside ours: who is named, what is counted in a peer's own code, what rows say."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.bench.test_peers import environment
 from tests.serving.conftest import running
@@ -354,4 +356,9 @@ def test_a_model_with_wider_heads_computes_the_same(model, tmp_path):
     assert (own - same).abs().max() < 1e-4 < own.std()
     assert beside.with_wide_heads(folder, tmp_path / "models") == wide
     assert beside.with_wide_heads(wide, tmp_path / "models") == wide
-    assert [*(tmp_path / "models").iterdir()] == [wide]
+    other = shutil.copytree(folder, tmp_path / model)  # of the same name, with other weights
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"] *= 2
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    again = beside.with_wide_heads(other, tmp_path / "models")
+    assert {*(tmp_path / "models").iterdir()} == {wide, again} and again != wide

@@ -14,13 +14,15 @@ PLAN = replace(load.PROFILES["quick"], **TINY)
 
 
 @pytest.mark.slow
-def test_a_closed_loop_is_full_and_arrivals_come_at_their_rate() -> None:
+def test_a_closed_loop_is_full_and_arrivals_come_at_their_rate(monkeypatch) -> None:
     """As many inside as clients by Little's law, since each asks anew at once."""
-    rows = load.load_rows(PLAN)
+    monkeypatch.setattr(load, "EVERY", 0.002)
+    rows = load.load_rows(replace(PLAN, rounds=8))
     closed = rows[rows["arrivals"] == "closed"].set_index("clients")
-    assert (rows["refused"] == 0).all() and not (
-        rows["inside"] < 0
-    ).any()  # NaN: over before a look
+    assert (rows["refused"] == 0).all()
+    assert (closed["inside"] > 0).all(), "looks fell into both loads"
+    assert (closed["inside"] <= closed.index).all(), "no more than clients, as the server counts"
+    assert closed.loc[1, "inside"] < closed.loc[3, "inside"] == pytest.approx(3, abs=1.5)
     assert closed.loc[1, "little"] == pytest.approx(1, abs=0.3)
     assert 1 < closed.loc[3, "little"] <= 3.01
     assert (rows["tokens_per_s"] == 8 * rows["served"]).all()

@@ -132,6 +132,34 @@ def test_what_a_server_refuses_is_counted_and_not_lost() -> None:
     assert slower.each("goodput") == [1 / 4.0]
 
 
+@pytest.mark.parametrize(
+    ("pieces", "status"),
+    [
+        ([b'data: {"a": 1}\n\n', b"data: [DONE]\n\n"], 200),
+        ([b'data: {"a": 1}\n\ndata: {"err', b'or": {}}\n\n', b"data: [DONE]\n\n"], 0),
+        ([b'data: {"error": {}}\n\ndata: [DONE]\n\n'], 0),  # as vLLM ends a stream that failed
+        ([b"data: [DONE]\n\n"], 0),
+        ([b'data: {"a": 1}\n\n'], 0),
+    ],
+)
+def test_a_stream_that_ends_in_an_error_is_no_answer(pieces, status) -> None:
+    """Guards what is counted as tokens: an error in the midst, none at all, no end."""
+
+    async def asked() -> serve.Answer:
+        async def reply(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for piece in [b"HTTP/1.1 200 OK\r\n\r\n", *pieces]:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.02)
+            writer.close()
+
+        async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await serve.ask(f"http://127.0.0.1:{port}", {"prompt": [1]})
+
+    assert asyncio.run(asked()).status == status
+
+
 def test_a_peer_that_answered_nothing_has_no_ratio() -> None:
     """Its rows are there, and say so."""
     good, none = [serve.Answer(0.0, 200, [0.5, 0.75], 1.0)], [serve.Answer(0.0, 0, [], 0.2)]
@@ -215,6 +243,11 @@ def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path
     assert words[:3] == ["vllm/python", "-m", "vllm.entrypoints.openai.api_server"]
     assert words[words.index("--dtype") + 1] == "bfloat16" and words[-1] == "--port"
     assert words[words.index("--model") + 1] == str(tmp_path)
+    assert "--block-size" not in words
+    with pytest.warns(UserWarning, match="no llama.cpp"):
+        shared = serve.peer_commands("own", 4, ["llama.cpp", "vllm"], shared=True)["vllm"]
+    assert shared.words[shared.words.index("--block-size") + 1] == "32", "of 96 tokens, not of 128"
+    assert shared.label.endswith("a step, blocks of 32)")
     room = [int(command.environment["KV"]) for command in found.values()]
     assert room[0] == 2 * room[1] > 0, "as many tokens, in float32 and bfloat16"
     fast = tmp_path.with_name(f"{tmp_path.name}-Q4_0.gguf")

@@ -204,6 +204,7 @@ class Fake:
 
     def __init__(self, *script, kind="vllm", **about):
         self.script, self.paths, self.bodies, self.kind = list(script), [], [], kind
+        self.others = []  # cards before its own
         self.card = {"id": SOLVER, "max_model_len": 512, "owned_by": OWNERS.get(kind, kind)}
         self.about = {"/props": {"default_generation_settings": {"n_ctx": 512}}} | {
             "/server_info": {"max_req_input_len": 512, "enable_deterministic_inference": True}
@@ -212,7 +213,7 @@ class Fake:
 
     def answer(self, handler, path, body):
         if path == "/v1/models":
-            return {"data": [self.card]}
+            return {"data": [*self.others, self.card]}
         if path in self.about:
             return self.about[path]
         if path == "/tokenize":
@@ -285,6 +286,27 @@ def test_what_passes_is_asked_again_and_answered_once(trouble, kind):
         assert output.num_cached_tokens is None
         assert len(fake.bodies) == 3 and fake.bodies[0] == fake.bodies[1] == fake.bodies[2]
         assert not engine.has_work
+
+
+@pytest.mark.parametrize("root", ["folder", None])
+def test_another_name_of_the_same_model_may_answer(root):
+    """As vLLM does, by the first of --served-model-name; where the files are told to be one."""
+    fake = Fake(fine("vllm", model="first"))
+    fake.others, fake.card["root"] = [{"id": "first", "root": root}], root
+    with served(fake) as engine:
+        if root is not None:
+            assert engine.generate([[1, 2, 3]], FOUR)[0].token_ids == (5, 6, 7, 8)
+            return
+        with pytest.raises(RemoteError, match="for the model 'first'"):
+            engine.generate([[1, 2, 3]], FOUR)
+
+
+def test_a_server_that_gives_up_a_request_is_not_asked_again():
+    """504 of a server's own deadline: the same request would take as long again."""
+    fake = Fake((504, {}, {"error": {"message": "the request was aborted"}}), fine("vllm"))
+    with served(fake) as engine, pytest.raises(RemoteError, match=r"status 504.*was aborted"):
+        engine.generate([[1, 2, 3]], FOUR)
+    assert len(fake.bodies) == 1
 
 
 def test_a_server_that_was_busy_and_is_gone_is_given_up(monkeypatch):

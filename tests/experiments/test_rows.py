@@ -253,7 +253,9 @@ def test_gains_of_hard_and_easier_levels_are_those_of_the_problems_both_budgets_
     failed = (runs["strategy"] == "beam_search") & (runs["n"] == runs["n"].max())
     kept = tuple(runs.loc[~failed, "folder"])
     fewer, _ = views.gains_by_level(replace(strategies, folders=kept))
-    assert fewer.loc[views.EASIER, "gain"] > 0, "a strategy that lacks a run leaves the others theirs"
+    assert fewer.loc[views.EASIER, "gain"] > 0, (
+        "a strategy that lacks a run leaves the others theirs"
+    )
 
 
 def test_problems_without_a_level_have_no_part_in_what_levels_gain(strategies, monkeypatch):

@@ -38,7 +38,7 @@ import httpx
 import numpy as np
 import pandas as pd
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.nn.functional import pad
 
 from workbench.bench.engine import PEERS_FOLDER, peer_dtypes, peer_files
@@ -49,11 +49,13 @@ from workbench.config import SweepConfig, parse_size
 from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
-from workbench.errors import ConfigError, RemoteError
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.execute import make_search, make_strategy
 from workbench.experiments.provenance import git_state
 from workbench.experiments.runs import sweep_problems
 from workbench.experiments.statistics import bootstrap_mean
+from workbench.models.loading import FolderWeights
+from workbench.models.registry import model_spec
 from workbench.search.answers import (
     aggregate,
     check_choice,
@@ -69,6 +71,7 @@ APPROACHES = ("beam_search", "best_of_n", "dvts")
 WARM_UP: dict[str, Any] = {"max_depth": 1, "max_step_tokens": 4}
 ANSWER_S = 600.0  # that a server may take to one request
 SEQUENCES = 256  # that a server of vLLM may have in a step
+BLOCK = 128  # tokens of a block of vLLM on a CPU, its own choice
 HEAD = 32  # numbers of an attention head, at least
 LOOK_S = 0.5  # between two looks at memory
 PSS = re.compile(r"^Pss: +(\d+) kB", re.MULTILINE)
@@ -145,15 +148,15 @@ def rows_beside(
             f"--peer got prm {workload.prm!r} and strategy {workload.strategy!r}; it takes a PRM "
             f"that is asked in RLHFlow's form, or none but the LLM, and {', '.join(APPROACHES)}."
         )
-    folders = [with_wide_heads(peer_files(each)[0]) for each in (workload.llm, workload.prm)]
     found = dict[str, list[Measured] | Exception]()
     for name, checkout in peers.items():
         try:
+            folders = [with_wide_heads(peer_files(m)[0]) for m in (workload.llm, workload.prm)]
             if name == VLLM_BOTH:
                 found[name] = over_servers(workload, folders, kv_memory, seeds)
             else:
                 found[name] = by_search_and_learn(workload, folders, checkout, kv_memory, seeds)
-        except (PeerError, RemoteError, httpx.HTTPError) as error:
+        except (PeerError, WorkbenchError, httpx.HTTPError, OSError) as error:
             found[name] = error
     ours = measured_here(workload, kv_memory, seeds)
     for name, theirs in found.items():
@@ -228,8 +231,9 @@ def measured(
 
 
 def measured_here(workload: SweepConfig, kv_memory: str, seeds: Sequence[int]) -> list[Measured]:
-    """Our engines, partly filled blocks reused."""
+    """Our engines, partly filled blocks reused, with as many sequences as peers have."""
     how: dict[str, Any] = {"kv_memory": kv_memory, "reuse_partial_blocks": True}
+    how["max_num_seqs"] = SEQUENCES
     pair = Engine(workload.llm, **how), Engine(workload.prm, **how)
 
     def empty() -> None:
@@ -256,19 +260,19 @@ def over_servers(
 ) -> list[Measured]:
     """Both models from vLLM, each in a server of its own on all cores."""
     own: dict[str, Any] = {"dtype": peer_dtypes()[-1], "max_num_seqs": SEQUENCES}
+    own["block_size"] = BLOCK
+    how: dict[str, Any] = {"timeout": ANSWER_S, "in_flight": SEQUENCES}
     # 0.32 dies of a seeded request whose prompt is cut: no CPU generator can go back
     commands = [vllm_command("vllm", folder, "--no-enable-chunked-prefill",
                              kv_bytes=as_many_tokens(kv_memory), served_model_name=folder.name,
                              **own) for folder in folders]  # fmt: skip
     version = f"vllm{version_of('vllm', 'vllm')}, {peer_dtypes()[-1]}, prefix cache on, "
-    version += f"{SEQUENCES} sequences, prompts whole"
+    version += f"blocks of {BLOCK}, {SEQUENCES} sequences, prompts whole"
     with ExitStack() as stack:
         urls = [stack.enter_context(served(command)) for command in commands]
         models = zip(urls, folders, (workload.llm, workload.prm))
         llm, prm = (
-            stack.enter_context(
-                closing(RemoteEngine(url, folder.name, files=files, timeout=ANSWER_S))
-            )
+            stack.enter_context(closing(RemoteEngine(url, folder.name, files=files, **how)))
             for url, folder, files in models
         )
 
@@ -287,15 +291,18 @@ def with_wide_heads(folder: Path, written: Path = PEERS_FOLDER / "models") -> Pa
     attention on a CPU does not take. The new places hold zeros; a pair of places that turn together
     keeps its angle by another base, a score its scale by the queries'.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    heads = config.get("num_attention_heads", 1)
-    narrow = config.get("head_dim") or config.get("hidden_size", HEAD * heads) // heads
-    target = written / f"{folder.name}-heads{HEAD}"
-    if narrow >= HEAD or target.is_dir():
-        return folder if narrow >= HEAD else target
-    weights = load_file(folder / "model.safetensors")
-    for name, stored in weights.items():
-        held = stored.float()
+    spec = model_spec(str(folder))
+    if (narrow := spec.head_dim) >= HEAD:
+        return folder
+    read, weights = FolderWeights(folder), dict[str, torch.Tensor]()
+    target = written / f"{folder.name}-{read.digest()[:12]}-heads{HEAD}"
+    if target.is_dir():
+        return target
+    if spec.rope_scaling is not None or spec.gpt2:
+        raise PeerError(f"{folder.name} turns heads of {narrow} in another way than Llama 2 does")
+    for name in read.names:
+        held: Any = read.read(name)
+        held = held.float()
         if name.endswith(("q_proj.weight", "k_proj.weight")):  # place i turns with i + half a head
             rows = held.unflatten(0, (-1, 2, narrow // 2))
             rows = pad(rows, (0, 0, 0, (HEAD - narrow) // 2)).flatten(0, 2)
@@ -305,12 +312,14 @@ def with_wide_heads(folder: Path, written: Path = PEERS_FOLDER / "models") -> Pa
         elif name.endswith("o_proj.weight"):
             held = pad(held.unflatten(1, (-1, narrow)), (0, HEAD - narrow)).flatten(1, 2)
         weights[name] = held.contiguous()
-    theta = config["rope_theta"] ** (HEAD / narrow)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    theta = spec.rope_theta ** (HEAD / narrow)
     config |= {"head_dim": HEAD, "rope_theta": theta, "dtype": "float32"}
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
     written.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=written) as made:
-        partial = Path(shutil.copytree(folder, Path(made) / target.name))
+        rest = shutil.ignore_patterns("*.safetensors*")
+        partial = Path(shutil.copytree(folder, Path(made) / target.name, ignore=rest))
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
         partial.replace(target)

@@ -60,6 +60,7 @@ from workbench.search.answers import check_choice
 REPEATS = {"quick": 1, "default": 3, "full": 5}  # turns
 ROUNDS = 3  # requests a client a turn
 TOKENS, SHARED, NEW = 128, 96, 64
+SHARED_BLOCK = 32  # of vLLM, which wants a multiple of it on a CPU
 SLO = (1.0, 0.1)  # seconds to the first token, and of the mean between a request's tokens
 MODE: dict[str, Any] = {"prompt_tokens": TOKENS, "new_tokens": NEW, "rounds": ROUNDS}
 MODE |= {"batch_invariant": True}
@@ -160,7 +161,7 @@ def run(
         up = served(ours(models, most)) if url is None else nullcontext(url)
         urls: dict[str, str | None] = {ALONE: None} if rate is None else {}
         urls[""] = running.enter_context(up)
-        commands = peer_commands(model, most, chosen)
+        commands = peer_commands(model, most, chosen, part == "shared")
         for name, command in commands.items():
             try:
                 urls[name] = running.enter_context(served(command))
@@ -265,8 +266,10 @@ def ours(models: Sequence[str], most: int, *words: str) -> Command:
     return Command("", [sys.executable, "-P", "-c", OURS, *words, "--port"], os.environ)
 
 
-def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Command]:
-    """The peers' servers, by the names in the rows."""
+def peer_commands(
+    model: str, most: int, chosen: Sequence[str], shared: bool = False
+) -> dict[str, Command]:
+    """The peers' servers, by the names in the rows. shared: prompts begin alike."""
     found, longest, threads = dict[str, Command](), TOKENS + NEW, torch.get_num_threads()
     settings = f"{threads} threads, {most} sequences, 2048 tokens a step"
     limits = {"max_num_seqs": most, "max_model_len": longest, "max_num_batched_tokens": 2048}
@@ -292,6 +295,11 @@ def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Com
                 own: Any = {"served_model_name": model, "dtype": dtype, **limits}
                 each = model_spec(model).kv_bytes_per_token(4 if dtype == "float32" else 2)
                 own |= {"kv_bytes": most * longest * each}
+                if shared:  # its own on a CPU have 128 tokens: none would be cached
+                    own["block_size"], told = (
+                        SHARED_BLOCK,
+                        f"{told[:-1]}, blocks of {SHARED_BLOCK})",
+                    )
                 found[label] = vllm_command(told, folder, "--disable-log-stats", **own)
         except PeerError as error:
             warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
@@ -423,7 +431,7 @@ class _Client(asyncio.Protocol):
 
     def __init__(self, answer: Answer, request: bytes) -> None:
         self.answer, self.ended = answer, asyncio.get_running_loop().create_future()
-        self._request, self._last = request, b""
+        self._request, self._last, self._failed = request, b"", False
 
     def connection_made(self, transport: Any) -> None:
         transport.write(self._request)
@@ -431,13 +439,16 @@ class _Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.answer.status:
             self.answer.status = int((data.split(maxsplit=2)[1:2] or [b"0"])[0])
-        if b"data: {" in data:  # a token, or several that came together
+        self._last += data
+        self._failed |= b'data: {"error"' in self._last
+        if b"data: {" in data and not self._failed:  # a token, or several that came together
             self.answer.chunks.append(time.perf_counter())
-        self._last = (self._last + data)[-64:]
+        self._last = self._last[-64:]
 
     def connection_lost(self, error: Exception | None) -> None:
         self.answer.ended = time.perf_counter()
-        whole = self._request.startswith(b"GET") or b"data: [DONE]" in self._last
+        whole = self._request.startswith(b"GET")
+        whole |= b"data: [DONE]" in self._last and bool(self.answer.chunks) and not self._failed
         if error is not None or (self.answer.status == 200 and not whole):
             self.answer.status = 0  # an error, or the end, in the midst of a stream
         if not self.ended.done():  # its wait may have been cancelled

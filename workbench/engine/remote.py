@@ -31,7 +31,7 @@ from workbench.models.registry import DUMMY, find_model, open_source
 
 TRIES = 5  # of a request whose connection fails
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds before the second try, then twice as long each
-BUSY = (429, 502, 503, 504)  # statuses of a server that may answer later
+BUSY = (429, 502, 503)  # statuses of a server that may answer later
 LEAST = 1e-38  # of a probability whose logarithm is taken
 BIAS = 100.0  # in nats: labels so much less likely than another token are still found
 FILTERS = ("temperature", "top_k", "top_p", "min_p")
@@ -150,8 +150,10 @@ class ServerKind(ABC):
     counted: tuple[str, ...]
     most_places = 1
 
-    def __init__(self, name: str, server: Connection, model: str) -> None:
+    def __init__(self, name: str, server: Connection, model: str, *others: str) -> None:
+        """others: names of the same model, by which the server may answer."""
         self.name, self._server, self.model = name, server, model
+        self._names = {model, *others}
 
     def wrong(self, what: str | Exception) -> RemoteError:
         """The error for an answer that is wrong, or whose reading raised this."""
@@ -166,7 +168,7 @@ class ServerKind(ABC):
         for key in self.counted:
             used = used[key]
         model = told.get("model", self.model)  # not every kind says it
-        if model != self.model or used != prompt_tokens:
+        if model not in self._names or used != prompt_tokens:
             raise self.wrong(f"for the model {model!r:.100} and {used} tokens of prompt, not for "
                              f"{self.model!r} and {prompt_tokens}")  # fmt: skip
         return told
@@ -432,7 +434,9 @@ class RemoteEngine(ForeignEngine):
                 f"kind is {kind!r}, and {self.url} says owned_by {card.get('owned_by')!r}; give a "
                 f"kind of {', '.join(KINDS)}."
             )
-        found = KINDS[named](named, self._server, self.name)
+        root = card.get("root")  # of vLLM, which answers by the first name of a model
+        same = [name for name, each in cards.items() if root and each.get("root") == root]
+        found = KINDS[named](named, self._server, self.name, *same)
         if self.value_outputs is not None and "values" not in found.capabilities:
             raise ModelError(
                 f"{self.name!r} has a value head, whose values no server of kind {named!r} "
