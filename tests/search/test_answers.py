@@ -73,6 +73,18 @@ def test_the_last_complete_box_is_the_answer(text, answer):
         ("(n-1)!", "(n - 1)!", True),
         ("", "", False),
         ("5", "", False),
+        ("5", "5\\$", True),
+        ("\\$5", "5\\$", True),
+        ("5\\", "5\\$", False),
+        ("2", "2d", False),  # what could be a unit may be a variable
+        ("a^2+2ab", "a^2+2", False),
+        ("a + b + c", "a + b + d", False),
+        ("a + b + c", "c + b + a", True),
+        ("10\\text{ AM}", "10\\text{ PM}", False),
+        ("864", "864 \\mbox{ inches}^2", True),
+        ("12 \\text{ cm}", "12", True),
+        ("12 inches", "12", True),
+        ("5.4 \\text{ cents}", "5.4", True),
     ],
 )
 def test_answers_are_compared_as_mathematics(reference, given, same):

@@ -72,6 +72,18 @@ def test_white_space_takes_its_parents_score(scores):
     answer(scores, requests)
     with_blank, without = scores.replies(later)
     assert with_blank == (without[0], without[0], without[1])
+    judged = [each.scored(scores.replies([each])[0]).step_scores for each in (*later, blank)]
+    assert judged == [without, without, ()], "what was not judged enters no minimum or product"
+
+
+def test_steps_without_room_are_counted(fake_engine):
+    """Their scores are their parent's, which nothing else would tell."""
+    scores = ProblemScores(PRM(fake_engine(max_model_len=60)), PROBLEM, None)
+    long = beam("a\n\n", "b" * 90, "c")
+    answer(scores, scores.requests([long]))
+    first, *rest = scores.replies([long])[0]
+    assert rest == [first, first]
+    assert scores.finish().scores_without_room == 2
 
 
 def test_a_shared_cache_knows_problem_and_prm(prm):
@@ -83,6 +95,7 @@ def test_a_shared_cache_knows_problem_and_prm(prm):
     again = ProblemScores(prm, PROBLEM, cache)
     assert again.requests([beam("a\n\n", "b")]) == []
     assert again.replies([beam("a\n\n", "b")]) == first.replies([beam("a\n\n", "b")])
+    assert again.finish().prm_tokens_distinct == 0 < first.finish().prm_tokens_distinct
     for other in (Problem("q", "How?"), Problem(PROBLEM.id, "Why?")):
         assert len(ProblemScores(prm, other, cache).requests([beam("a\n\n", "b")])) == 1
     prm.fingerprint = "another"

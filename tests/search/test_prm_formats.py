@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -116,6 +117,14 @@ def test_a_tokenizer_without_the_marks_is_refused(prm_of):
         prm_of("qwen2.5-math-prm", ByteTokenizer())
     with pytest.raises(ModelError, match=r"'\+ -' as 3 tokens"):
         prm_of("math-shepherd", ByteTokenizer())
+
+
+def test_a_template_that_drops_the_answer_is_refused_before_a_search(prm_of, tokenizers):
+    """Not at the first solution, after the LLM has sampled."""
+    own = tokenizers["qwen2.5-math-prm"]
+    lossy = SimpleNamespace(encode=own.encode, bos_id=own.bos_id, render_chat=lambda *_, **__: "q")
+    with pytest.raises(ModelError, match="drops the assistant's message"):
+        prm_of("qwen2.5-math-prm", lossy)
 
 
 def test_formats_are_known_by_architecture_or_name():

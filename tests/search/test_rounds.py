@@ -1,6 +1,7 @@
 """Many searches over two fake engines: sameness, order, rounds, limits, and no leaked answer."""
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -96,12 +97,18 @@ def test_sampled_tokens_are_never_retokenised(search):
 def test_problems_in_flight_stay_at_the_minimum_batch(search):
     """Never more; the queue refills a place the round after it is free."""
     seen = []
-    search(min_problem_batch=3, on_round=seen.append)
+    alone = BeamSearch(n=1, beam_width=1, max_depth=12)  # problems end at different rounds
+    search(min_problem_batch=3, on_round=seen.append, strategy=alone)
     assert max(progress.in_flight for progress in seen) == 3
     assert seen[-1].answered == seen[-1].problems == 7
     assert [p.round for p in seen] == list(range(1, len(seen) + 1))
-    waiting = [p for p in seen if p.problems - p.answered - p.in_flight > 0]
-    assert all(p.in_flight + 1 >= 3 or p.answered for p in waiting)
+    refilled = 0
+    for earlier, later in pairwise(seen):
+        waiting = earlier.problems - earlier.answered - earlier.in_flight
+        taken = later.in_flight + later.answered - earlier.answered  # who played the later round
+        assert taken == min(3, earlier.in_flight + waiting)
+        refilled += 0 < earlier.in_flight < taken
+    assert refilled, "a problem joined others that went on"
     assert seen[-1].tokens > 0
 
 
@@ -177,6 +184,9 @@ def test_a_failed_request_ends_the_search_and_leaves_no_request(search, fake_eng
         ({"given": "tiny"}, "load_problems\\('tiny'\\)"),
         ({"given": 3}, "problems is 3"),
         ({"given": [Problem("p", "  ")]}, "Problem 'p' has the text '  '"),
+        ({"given": [Problem("p", "1+1", 2)]}, "Problem 0 has the answer 2; give a text such as"),
+        ({"given": [Problem("p", "1+1", "2", "3")]}, "Problem 0 has the level '3'; give a whole"),
+        ({"given": [Problem(7, "1+1")]}, "Problem 0 has the id 7; give a text"),
         ({"strategy": BeamSearch}, "strategy is .*BeamSearch"),
         ({"strategy": "beam_search"}, "strategy is 'beam_search'"),
         ({"given": [Problem("p", "x" * 9999)]}, "Problem 'p' is 10"),
@@ -187,6 +197,9 @@ def test_bad_input_is_refused_before_anything_runs(search, fake_engine, settings
     llm = fake_engine()
     with pytest.raises(PromptError if "is 10" in said else ConfigError, match=said):
         search(llm=llm, **settings)
+    short = PRM(fake_engine(max_model_len=40))
+    with pytest.raises(PromptError, match=r"'p' takes \d+ tokens of the PRM before any step"):
+        run_search(Problem("p", "x" * 40), llm=llm, prm=short, strategy=STRATEGY)
     other = PRM(fake_engine())
     for pair, said in (  # what is no engine, or one for both
         ((llm, llm), r"prm is .*; give PRM\(engine\)"),

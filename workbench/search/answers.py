@@ -19,14 +19,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from statistics import fmean
+from typing import Any
 
 from workbench.errors import ConfigError, WorkbenchError, nearest
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed(?:\s+(?=[^\s{])|(?=\\))")
 DOLLARS = re.compile(r"(?<!\\)\$+")  # they open or close a formula
+EDGES = re.compile(r"^\s*\$*\s*|\s*(?<!\\)\$*\s*$")  # white space and dollars, none escaped
+UNIT = re.compile(r"\\(?:text|textrm|mbox|mathrm)\s*\{|\s[A-Za-z]{2,}\W*$")  # or another word
 BRACE = re.compile(r"(?<!\\)(?:\\\\)*[{}]")  # not one that is escaped
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
 WORDS = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm)\s*\{([^{}]*)\}")
@@ -113,7 +117,7 @@ def group_answers(
 
 
 def _plain(answer: str) -> str:
-    return answer.strip().strip("$").strip().removesuffix(".").rstrip()
+    return EDGES.sub("", answer).removesuffix(".").rstrip()
 
 
 def _text(answer: str) -> str:
@@ -193,16 +197,26 @@ equal_mathematics = lru_cache(maxsize=4096)(Proofs())
 
 
 def prove() -> None:
-    """Answers a line of standard input, two answers, by another: whether they are equal."""
+    """Answers a line of standard input, two answers, by another: whether they are equal.
+
+    Units are cut off only where one of both has any: what math-verify takes for one may be a
+    variable (it finds 2 in 2d), and two that differ (AM, PM) are no less part of an answer.
+    """
     import math_verify  # noqa: PLC0415 - an optional extra
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
+    usual = math_verify.LatexExtractionConfig()
+    whole = replace(usual, normalization_config=replace(usual.normalization_config, units=False))
+
+    def equal(pair: list[str], latex: Any) -> bool:
+        how = [latex, math_verify.ExprExtractionConfig()]
+        parsed = [math_verify.parse(f"\\boxed{{{t}}}", how, parsing_timeout=None) for t in pair]
+        return bool(math_verify.verify(*parsed, timeout_seconds=None))
+
     for line in sys.stdin:
-        parsed = [
-            math_verify.parse(f"\\boxed{{{text}}}", parsing_timeout=None)
-            for text in json.loads(line)
-        ]
-        told = json.dumps(bool(math_verify.verify(*parsed, timeout_seconds=None)))
+        pair = json.loads(line)
+        one_unit = len({UNIT.search(text) is None for text in pair}) == 2
+        told = json.dumps(equal(pair, whole) or (one_unit and equal(pair, usual)))
         sys.stdout.write(f"{told}\n")
         sys.stdout.flush()
 

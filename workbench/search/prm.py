@@ -24,7 +24,7 @@ import numpy as np
 
 from workbench.config import AtLeastOne, Range, check
 from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine
-from workbench.errors import ConfigError, ModelError
+from workbench.errors import ConfigError, ModelError, PromptError
 from workbench.search.answers import UNSCORED, check_choice
 from workbench.search.problems import Problem
 from workbench.search.strategies import Beam
@@ -129,6 +129,7 @@ class Qwen25MathPRM(Format):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self.mark = self.ids("<extra_0>", 1)
+        self.first("question", "step")  # raises here what it would of a solution
 
     def first(self, question: str, step: str) -> TokenIds:
         texts = {"system": self.system, "user": question, "assistant": "<extra_0>"}
@@ -172,6 +173,7 @@ class MathShepherd(Format):
         super().__init__(tokenizer)
         self.columns = tuple(self.ids(f"{GOOD} {BAD}", 2))
         self.mark, self._line = self.ids("ки", 1), self.ids("ки\n")
+        self.next(self.head, "step")  # raises here what it would of a solution
 
     def next(self, token_ids: TokenIds, step: str) -> TokenIds:
         # SentencePiece writes a text's beginning as if a space came before: the mark stands there.
@@ -420,6 +422,7 @@ class StepNode:
     asks: bool
     lineage: list[StepNode] = field(default_factory=list)
     score: float | None = None
+    asked: bool = False  # of the PRM, in this search
     in_flight: bool = False
     critiques: dict[int, Critique] = field(default_factory=dict)  # by number
 
@@ -456,6 +459,8 @@ class ScoreCounts:
     scores_asked: int = 0
     scores_cached: int = 0  # known from the score cache
     scores_shared: int = 0  # an equal beam in flight asks
+    # steps that the PRM's max_model_len does not hold: the score before them stands for them
+    scores_without_room: int = 0
 
 
 class ProblemScores:
@@ -481,6 +486,16 @@ class ProblemScores:
     def beginning(self) -> TokenIds:
         """What the inputs of this problem begin with: the question, with an empty step."""
         return self.prm.first_input(self._problem[1], "")
+
+    def require_room(self) -> None:
+        """PromptError where the PRM's max_model_len does not hold a step of any solution."""
+        least, engine = len(self.beginning) + self.prm.reserve, self.prm.engine
+        if least >= engine.max_model_len:
+            raise PromptError(
+                f"Problem {self._problem[0]!r} takes {least} tokens of the PRM before any step; "
+                f"{engine.name} has max_model_len = {engine.max_model_len}. Raise it or drop the "
+                "problem."
+            )
 
     def inputs(self, solutions: Iterable[tuple[str, ...]]) -> list[TokenIds]:
         """The PRM's inputs of these solutions, those left out that it has no room for."""
@@ -509,7 +524,7 @@ class ProblemScores:
                 elif self.cache is not None and node.score is not None:
                     counts.scores_cached += 1
                 else:
-                    node.in_flight = True
+                    node.asked = node.in_flight = True
                     asked.append(node)
             counts.scores_asked += len(asked)
             if asked and (own := self.prm.critiques) is not None:
@@ -595,8 +610,10 @@ class ProblemScores:
 
     def finish(self) -> ScoreCounts:
         """Count the distinct tokens and let the inputs go."""
-        asked = [node for node in self._nodes.values() if node.asks]
+        asked = [node for node in self._nodes.values() if node.asked]
         self.counts.prm_tokens_distinct = self.distinct_tokens(asked)
+        lost = (node.token_ids is None and node.steps[-1].strip() for node in self._nodes.values())
+        self.counts.scores_without_room = sum(map(bool, lost))
         for node in self._nodes.values():
             node.lineage.clear()  # it holds the node itself: no cycle is left to be collected
         self._nodes.clear()

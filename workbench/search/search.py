@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,9 @@ class Search:
             )
             for problem in problems
         ]
+        if hasattr(strategy, "aggregation"):  # it asks for scores
+            for search in self._searches:
+                search.scores.require_room()
         self._rounds.queue.extend(self._searches)
         self._rounds.clock.pause()
         self._result: SearchResult | None = None
@@ -392,6 +396,14 @@ def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = 
     return prompt
 
 
+FIELDS: tuple[tuple[str, Any, str], ...] = (
+    ("id", str, "a text"),
+    ("answer", str | None, "a text such as '2', or None"),
+    ("level", Integral | None, "a whole number, or None"),
+)
+"""Of a Problem: what each is, and in words."""
+
+
 def as_problems(given: Problem | Iterable[Problem]) -> list[Problem]:
     """One problem or several as a list; ConfigError for anything else, and for ids that repeat."""
     if isinstance(given, str) or not isinstance(given, Problem | Iterable):
@@ -411,6 +423,9 @@ def as_problems(given: Problem | Iterable[Problem]) -> list[Problem]:
                 f"Problem {place} is {problem!r:.200}; give a Problem, e.g. "
                 "Problem('mine', 'Compute 1+1.', answer='2')."
             )
+        for name, kind, allowed in FIELDS:
+            if not isinstance(value := getattr(problem, name), kind):
+                raise ConfigError(f"Problem {place} has the {name} {value!r:.100}; give {allowed}.")
         if not isinstance(problem.problem, str) or not problem.problem.strip():
             raise ConfigError(
                 f"Problem {problem.id!r} has the text {problem.problem!r}; give one with something "

@@ -26,7 +26,8 @@ class Beam:
     """A partial solution: the node `path` of the tree and everything sampled on the way to it.
 
     token_ids: what was sampled, without the prompt, never re-tokenised and never cut.
-    steps: the text of each step; step_scores: one score a step, once it was scored.
+    steps: the text of each step; step_scores: of each that is more than white space, once it was
+    scored.
     finished: the model ended the solution. ended: why a beam that is not finished cannot go on.
     """
 
@@ -59,8 +60,9 @@ class Beam:
         )
 
     def scored(self, scores: Sequence[float]) -> Beam:
-        """The same beam with the scores of all its steps."""
-        return replace(self, step_scores=tuple(scores))
+        """The same beam with the scores of all its steps; white space alone was not judged."""
+        known = zip(self.steps, scores, strict=True)
+        return replace(self, step_scores=tuple(score for step, score in known if step.strip()))
 
 
 @dataclass(frozen=True, slots=True)
