@@ -143,6 +143,8 @@ def test_a_prm_that_writes_critiques_takes_more_of_the_memory(found) -> None:
     ]
     assert lacks[1].max() > lacks[0].max() and writes.recommended < found.recommended
     assert any("Critiques: 1 a step" in note for note in writes.notes)
+    with pytest.raises(ConfigError, match="tokens, a critique among them: give more than that"):
+        workbench.advise(*TINY, **SMALL | {"critiques": 1, "critique_tokens": 5000})
 
 
 def test_a_strategy_whose_beams_share_less_takes_more_of_the_prms_memory(found) -> None:

@@ -175,6 +175,46 @@ def test_memory_that_a_device_lacks_is_taken_back_and_said(by_hand, monkeypatch)
     by_hand(moves)
 
 
+def test_a_share_that_a_policy_ignores_is_not_offered(by_hand):
+    """Neither slider, sentence nor grey zones speak of it; another policy brings it back."""
+
+    async def moves(widget):
+        share = widget.sliders["llm_share"]
+        widget.menus["policy"].value = "first_come"
+        await widget.task
+        assert share.slider.disabled and share.typed.disabled
+        assert share.said.text == "The policy first_come sets the split by itself."
+        told = w.in_words(widget.view.chosen)
+        assert "the policy first_come sets the split" in told and "LLM share" not in told
+        shapes = w.share_figure(widget.view).layout.shapes
+        assert not any("lacks room" in (shape.label.text or "") for shape in shapes)
+        widget.menus["policy"].value = "marginal_value"
+        await widget.task
+        assert not share.slider.disabled and not share.said.text
+
+    by_hand(moves)
+
+
+def test_a_pin_that_was_interpolated_says_so_until_it_is_replayed(by_hand):
+    """Also where what is drawn now is exact; shares that read alike are told apart."""
+
+    async def moves(widget):
+        share = widget.sliders["llm_share"].slider
+        share.value = 0.23
+        widget.pin()
+        (name,) = widget.pins
+        assert f"{name} (interpolated)" in widget.view.costs
+        await widget.task
+        share.value = 0.3
+        assert name in widget.view.costs
+        assert (
+            widget.view.costs[name].is_exact and widget.view.costs[name].position.llm_share == 0.23
+        )
+        widget.task.cancel()
+
+    by_hand(moves)
+
+
 def test_pinned_curves_stay_up_to_three(by_hand):
     """The oldest goes; the bars show them too; clearing lets all go."""
 

@@ -39,6 +39,10 @@ EXTRAS = {  # package: (what needs it, how to get it)
     "fastapi": ("serve", "pip install -e '.[serve]'"),
     "jupyterlab": ("make lab", "pip install -e '.[notebooks]'"),
 }
+EXACTLY = {
+    "vLLM": "for exactly this KV, add {}",
+    "SGLang": "for at most this KV, add {}; for exactly it a larger --mem-fraction-static, too",
+}
 Searched = Annotated[dict[str, Any], [*options_of(SweepConfig, {
     "llm": "generator: a name, hub id, folder or .gguf",
     "prm": "process reward model",
@@ -309,7 +313,7 @@ def _show_advice(found: Advice) -> None:
             (_, model), *options, (exact, size) = flags.items()
             words = [f"--port {port}", *(f"--{name} {value}" for name, value in options)]
             print(f"  {command} {model} \\\n    {' '.join(words[:3])} \\")
-            print(f"    {' '.join(words[3:])}\n  # for exactly this KV, add --{exact} {size}")
+            print(f"    {' '.join(words[3:])}\n  # {EXACTLY[engine].format(f'--{exact} {size}')}")
     console.print("\n" + "\n".join(f"- {escape(note)}" for note in found.notes))
 
 
@@ -390,7 +394,7 @@ def bench(
 
     Prints each row as it is measured; --json FILE also keeps those of a run that was interrupted.
     """
-    if isa is not None:
+    if isa is not None and name != "stale":
         from workbench.kernels.isa import environment
 
         if not environment(isa).items() <= os.environ.items():  # again: all it loads takes the set
@@ -400,7 +404,7 @@ def bench(
     if name == "stale":
         from workbench.bench import doubted
 
-        if json or given.keys() - {"profile"}:
+        if json or isa or given.keys() - {"profile"} or given["profile"] != "default":
             raise ConfigError("bench stale takes no option: it lists records of every benchmark.")
         console.print("\n".join(doubted()) or "Every record stands.")
         return
@@ -427,6 +431,8 @@ def calibrate(
     from workbench.replay.devices import write_device
     from workbench.search.recording import require_destination
 
+    if Path(out).suffix != ".json":  # as load_device reads it
+        raise ConfigError(f"--out is {out!r}; give a name that ends in .json.")
     require_destination(out)
     device = replay.calibrate(num_problems, repeats, seed)
     terminal().print(
@@ -465,6 +471,12 @@ def train_tiny(
     num_problems: int = Option(128, min=1, help="--card: fresh problems, uniform over levels"),
 ) -> None:
     """Train the embedded models anew."""
+    usual = (out, minutes, model or []) == ("trained", 60.0, [])
+    if (card and not usual) or (not card and num_problems != 128):
+        raise ConfigError(
+            "train-tiny --card takes --num-problems and --seed alone, which without --card "
+            "trains no model: give the one or the others."
+        )
     if card:
         from workbench.training.card import embedded_card
 

@@ -183,19 +183,20 @@ class Pair:
                 "model, or less max_model_len or max_num_batched_tokens."
             )
         allowed = min(need.engine.max_model_len for need in self.needs)
+        # an engine ends a beam that leaves a critique no room
+        writes = ASK + asked.critique_tokens + LEAD if asked.critiques else 0
         for depth in (DEPTH, DEPTH // 2, DEPTH // 5):
             self.answers = answers or asked.drawn(depth)
             tokens, solved = self.answers.tokens, self.answers.solutions.values()
-            scored = [each.trie.length for own in solved for each in own.values()]
-            for read in self.answers.critiques.values():
-                scored += [each.verdict.length for each in read.values()]
+            scored = [each.trie.length + writes for own in solved for each in own.values()]
             self.longest = max(int((np.cumsum(tokens.counts) - tokens.offsets).max()), *scored)
             if answers or self.longest < allowed:
                 break
         if self.longest >= allowed:
             raise ConfigError(
                 f"max_model_len is {allowed:,}; the replayed search has requests of "
-                f"{self.longest:,} tokens: give more than that, or a model that takes it."
+                f"{self.longest:,} tokens{', a critique among them' * bool(writes)}: give more "
+                "than that, or a model that takes it."
             )
 
     @property
@@ -523,7 +524,7 @@ def _notes(pair: Pair) -> list[str]:
     return notes + [
         f"{need.engine.name} ({need.engine.architecture}) was not run on vLLM, which may lack that "
         "class. A token-level reward model has no prefix cache there: it computes again what the "
-        "replays find cached."
+        "replays find cached. SGLang returns no values of single tokens."
         for need in pair.needs
         if spec_of(need.engine).value_head is not None
     ]

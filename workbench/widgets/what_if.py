@@ -86,8 +86,12 @@ class View:
 
     @property
     def costs(self) -> dict[str, Replay]:
-        """The replays whose cost is drawn: now and at pinned places."""
-        return {"now": self.chosen, **{name: pin.chosen for name, pin in self.pins.items()}}
+        """The replays whose cost is drawn: now and at pinned places; what is none says so."""
+        pinned = {
+            name + " (interpolated)" * (not pin.chosen.is_exact): pin.chosen
+            for name, pin in self.pins.items()
+        }
+        return {"now": self.chosen} | pinned
 
 
 def make_view(
@@ -112,6 +116,16 @@ def make_view(
     return View(chosen, replay_rows(replays), info.feasible(position), provenance, pins or {})
 
 
+def _keeps_split(at: Position) -> bool:
+    """Whether the share means anything: not to a policy that sets the split by itself."""
+    return at.policy is None or POLICIES[at.policy]().keeps_split
+
+
+def _share(at: Position) -> str:
+    """The share to as many digits as it has."""
+    return max(f"{at.llm_share:.2f}", f"{at.llm_share:.6g}", key=len)
+
+
 # -- in words --
 
 
@@ -120,9 +134,13 @@ def in_words(chosen: Replay) -> str:
     row, position = chosen.row, chosen.position
     device = load_device(position.device)
     bound = "" if row["is_fitted"] else "at most "  # a roofline's seconds are a bound from below
+    split = f"the policy {position.policy} sets the split"
+    where = f"with {format_size(position.total_memory)} ({split}"
+    if _keeps_split(position):
+        where = f"at an LLM share of {position.llm_share:.2f} of "
+        where += f"{format_size(position.total_memory)} (kv_share {row['kv_share']:.2f}"
     return (
-        f"{chosen.kind}: at an LLM share of {position.llm_share:.2f} of "
-        f"{format_size(position.total_memory)} (kv_share {row['kv_share']:.2f}; the device has "
+        f"{chosen.kind}: {where}; the device has "
         f"{format_size(device.memory_bytes)}): {bound}{row['tokens_per_s']:,.0f} generated "
         f"tokens/s; the LLM finds {row['llm_hit_rate']:.1%} "
         f"and the PRM {row['prm_hit_rate']:.1%} of prompt tokens cached; {row['llm_thrash']:.1f} "
@@ -184,7 +202,8 @@ def share_figure(view: View) -> go.Figure:
     low, high = max(view.feasible.low, 0.0), min(view.feasible.high, 1.0)
     reach = [max(low - 0.07, 0.0), min(high + 0.07, 1.0)]
     fig.update_xaxes(range=reach)
-    for model, start, end in (("llm", reach[0], low), ("prm", high, reach[1])):
+    sides = (("llm", reach[0], low), ("prm", high, reach[1]))
+    for model, start, end in sides if _keeps_split(view.chosen.position) else ():
         least = format_size(getattr(view.feasible, model).least)
         text = f"{MODELS[model].label} lacks room: it needs {least}"
         label = {"text": text, "textangle": -90, "font": {"size": 11, "color": "#444444"}}
@@ -335,7 +354,11 @@ class WhatIfWidget(parts.FigureView):
         chosen = self.known.get(position) or what_if_replay.interpolated(position, same)
         if chosen is None:
             raise NotReplayed("no replay of this place is there yet; the line above says why.")
-        return make_view(self._infos[position.recording], chosen, same, self.pins)
+        pins = {  # a pinned place may have been replayed since
+            name: replace(pin, chosen=self.known.get(pin.chosen.position, pin.chosen))
+            for name, pin in self.pins.items()
+        }
+        return make_view(self._infos[position.recording], chosen, same, pins)
 
     def _offer(self, at: Position) -> None:
         """Controls that offer what the position's recording has, and stand there."""
@@ -370,6 +393,11 @@ class WhatIfWidget(parts.FigureView):
 
     def move(self, _: Any = None) -> None:
         """The controls stand somewhere else: show what is known, replay what is not."""
+        share, at = self.sliders["llm_share"], self.position
+        free, was_free = _keeps_split(at), not share.slider.disabled
+        share.slider.disabled = share.typed.disabled = not free
+        if not (free and was_free):  # a note on what was typed stays
+            share.say("" if free else f"The policy {at.policy} sets the split by itself.")
         self.show()
         if self.task is not None:
             self.task.cancel()
@@ -387,7 +415,7 @@ class WhatIfWidget(parts.FigureView):
         at, info = view.chosen.position, self._infos[view.chosen.position.recording]
         policy = "" if at.policy is None else f", {at.policy}"
         name = (
-            f"{info.path.stem}, {format_size(at.total_memory)} at {at.llm_share:.2f}, {at.device}, "
+            f"{info.path.stem}, {format_size(at.total_memory)} at {_share(at)}, {at.device}, "
             f"{at.block_size}/{at.max_num_seqs}/{at.max_num_batched_tokens}{policy}"
         )
         others = [(key, pin) for key, pin in self.pins.items() if key != name]
