@@ -387,24 +387,25 @@ def by_search_and_learn(
     settings |= {"checkout": str(source), "packages": str(home / "packages")}
     at = f", {SEARCH_AND_LEARN} {(git_state(source)['commit'] or 'of no commit')[:12]}"
     problems, every = sweep_problems(workload), list[Measured]()
-    texts = [each.problem for each in problems]
+    asked = [each.problem for each in problems]
     room = as_many_tokens(kv_memory)
     with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings, room)) as peer:
         short = {"num_iterations": WARM_UP["max_depth"], "max_tokens": WARM_UP["max_step_tokens"]}
-        peer.ask({"problems": texts[:1], **short}, "search")
+        peer.ask({"problems": asked[:1], **short}, "search")
         for seed in seeds:
             with peak_memory(own=False) as peak:
-                found = peer.ask({"problems": texts, "seed": seed}, "search")
+                found = peer.ask({"problems": asked, "seed": seed}, "search")
             solved = zip(problems, found.pop("solved"), strict=True)
             found["correct"] = tuple(
-                is_right(each.answer, *tried, workload.voting) for each, tried in solved
+                is_right(each.answer, texts, scores, workload.voting)
+                for each, (texts, scores) in solved
             )
             every.append(Measured(peer.version + at, **found, peak_bytes=peak()))
     return every
 
 
-def is_right(answer: str, texts: list[str], scores: list[list[float]], voting: str) -> bool:
+def is_right(answer: str | None, texts: list[str], scores: list[list[float]], voting: str) -> bool:
     """Whether the vote over these solutions, by their last steps' scores, is for the answer."""
     found = [extract_answer(text) for text in texts]
     place = vote(found, [aggregate(each) for each in scores], group_answers(found), voting)
-    return place is not None and same_answer(answer, found[place])
+    return answer is not None and place is not None and same_answer(answer, found[place])

@@ -379,9 +379,9 @@ def ablation_rows(study: Study) -> pd.DataFrame:
     for limit, own in depth_pairs(study).groupby("max_depth") if "correct" in problems else ():
         for side, key in SIDES.items():
             add(key, side, _mean(own, f"correct_{side}"), limit)
-        gain = own["correct_finishes"] - own["correct_stops"]
-        found = statistics.bootstrap_mean(gain, list(own["problem_id"]))
-        if not gain.any():
+        more = own["correct_finishes"] - own["correct_stops"]
+        found = statistics.bootstrap_mean(more, list(own["problem_id"]))
+        if not more.any():
             bound = statistics.upper_bound_of_none(own["problem_id"].nunique())
             found = Interval(0.0, -bound, bound)
         add(LAST_TWO[0], "finishing", found, limit)
