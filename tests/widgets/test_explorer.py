@@ -184,3 +184,6 @@ def test_the_widget_draws_what_is_picked_and_writes_the_command(runs_dir):
     assert "llm_share" not in view.copy.value
     assert view.first.value in view.pin()
     assert view.second.value == view.first.value
+    view.first.value = view.second.value = single  # which has no share of 0.3
+    (slider,) = view._share_row.children
+    assert slider.said.text == "0.30 is of neither pick; 0.50 is the nearest."

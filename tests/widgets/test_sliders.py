@@ -102,6 +102,21 @@ def test_a_moved_slider_moves_figure_words_and_command(sweep, by_share, open_fro
     assert copy.value.endswith("-y 'upper_share: 0.5'")
 
 
+def test_a_step_that_a_share_has_not_is_its_last_and_said(sweep, open_front_end, monkeypatch):
+    """Slider, stroke and words tell one step, also where another share has more."""
+    open_front_end()
+    real = block_rows
+    monkeypatch.setattr(
+        sliders,
+        "block_rows",
+        lambda s, at, beside: real(s, at, beside).head(5 if at == 0.5 else 99),
+    )
+    share, step, words, *_ = sliders.occupancy_slider(sweep, 0.3).children
+    step.slider.value, share.slider.value = step.options[-1], 0.5
+    assert step.value == 4 and "share of 0.50, step 4 of 4" in words.value
+    assert step.said.text == "At a share of 0.50 the last step is 4."
+
+
 def test_no_slider_where_it_cannot_be_moved(sweep, by_share, open_front_end):
     """Under papermill the sentence stands in its place."""
     assert by_share(0.3).startswith("At a share of 0.30") and by_share().endswith(NOT_LIVE)

@@ -344,9 +344,11 @@ class ExplorerView(FigureView):
     def _offer_shares(self) -> None:
         """A slider over the shares measured in either pick, where it stood before."""
         shares = {share for pick in (self._a, self._b) if pick is not None for share in pick.shares}
-        name = "LLM share, where one is drawn"
-        slider = NumberSlider(name, sorted(shares) or [0.5], self._share, "{:.2f}")
+        name, before = "LLM share, where one is drawn", self._share
+        slider = NumberSlider(name, sorted(shares) or [0.5], before, "{:.2f}")
         slider.slider.observe(self.show, names="value")
+        if shares and self._share_row.children and slider.value != before:
+            slider.say(f"{before:.2f} is of neither pick; {slider.value:.2f} is the nearest.")
         self._share_row.children = [slider]
 
     def _drawings(self) -> dict[str, Drawing]:

@@ -157,7 +157,12 @@ def occupancy_slider(
     step = NumberSlider("PRM scheduling step", places, len(tables[share.value]) // 2, "{:,.0f}")
 
     def now() -> dict[str, Drawing]:
-        at, place = share.value, round(step.value)
+        at = share.value
+        last = len(tables[at]) - 1
+        if step.value > last:  # a longer share's
+            step.slider.value = last
+            step.say(f"At a share of {at:.2f} the last step is {last:,}.")
+        place = round(step.value)
         return {"occupancy_slider": occupancy_drawing(tables[at], at, place, provenance)}
 
     return _shown("03_block_occupancy", [share, step], now, parameters)
