@@ -5,10 +5,11 @@
 
 Of a data sheet only the first line is known: its factor is 1 and the rest 0, so it is a bound from
 below, but for what the engine leaves out of a prefill's last layer where no logits are asked for:
-that is charged as if it were computed (3 % of an 8B's operations, 6 % of a 1B's). `fit` finds all factors, none negative, by least squares over measured steps, each weighted
-by 1 / the duration that the fit expects: long steps do not decide alone, and all steps together
-last as long as they were measured to. (Weights of measured durations would favour the steps that
-were not held up, and so promise too much.)
+that is charged as if it were computed (3 % of an 8B's operations, 6 % of a 1B's). `fit` finds all
+factors, none negative, by least squares over measured steps, each weighted by 1 / the duration that
+the fit expects: long steps do not decide alone, and all steps together last as long as they were
+measured to. (Weights of measured durations would favour the steps that were not held up, and so
+promise too much.)
 """
 
 from __future__ import annotations
