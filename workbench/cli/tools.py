@@ -41,7 +41,7 @@ EXTRAS = {  # package: (what needs it, how to get it)
 }
 EXACTLY = {
     "vLLM": "for exactly this KV, add {}",
-    "SGLang": "for at most this KV, add {}; for exactly it a larger --mem-fraction-static, too",
+    "SGLang": "for no more KV, add {}, which takes less where less is free",
 }
 Searched = Annotated[dict[str, Any], [*options_of(SweepConfig, {
     "llm": "generator: a name, hub id, folder or .gguf",
@@ -431,9 +431,9 @@ def calibrate(
     from workbench.replay.devices import write_device
     from workbench.search.recording import require_destination
 
+    require_destination(out)
     if Path(out).suffix != ".json":  # as load_device reads it
         raise ConfigError(f"--out is {out!r}; give a name that ends in .json.")
-    require_destination(out)
     device = replay.calibrate(num_problems, repeats, seed)
     terminal().print(
         f"{device.name}: {device.flops_per_s / 1e9:,.0f} GFLOP/s, "
