@@ -136,7 +136,9 @@ BOTH_PEERS = {
 GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "engine_smollm2": (WORKS, ENGINE),
     "search_systems": (SYSTEMS, BOTH_PEERS),
-    "search_systems_tiny": ({"accuracy": "accuracy"} | SYSTEMS, BOTH_PEERS),
+    "search_systems_tiny": (
+        {"accuracy": "accuracy"} | SYSTEMS, BOTH_PEERS | {"ours": "={}@search-and-learn"}
+    ),
     "serve_smollm2": (
         SERVED,
         {"ours": "={}", "in process": "{}", "vLLM": "{}@vllm", "vLLM bf16": "{}@vllm-bfloat16",
