@@ -133,6 +133,7 @@ def test_changes_that_cannot_be_made_are_refused(measured) -> None:
         ({"num_block": 50}, ConfigError, "Did you mean 'num_blocks'"),
         ({"num_blocks": "many"}, ConfigError, "num_blocks is 'many'"),
         ({"block_size": 0}, ConfigError, "block_size is 0"),
+        ({"block_size": "abc"}, ConfigError, "block_size is 'abc'; allowed: a whole number"),
         ({"num_blocks": 3}, OutOfMemory, "3 KV blocks of 16 tokens cannot hold"),
     ):
         with pytest.raises(error, match=said):

@@ -463,16 +463,18 @@ Embedded = StrEnum("Embedded", {"solver": "tiny-solver", "prm": "tiny-prm"})
 
 
 def train_tiny(
-    out: str = Option("trained", help="folder the model folders are written to"),
-    minutes: float = Option(60.0, help="training time of all models together"),
+    out: str = Option(None, help="folder the model folders are written to (default: trained)"),
+    minutes: float = Option(None, help="training time of all models together (default: 60)"),
     seed: int = Option(0, help="of data and initial weights"),
     model: list[Embedded] = Option(None, help="only this one (repeatable)"),
     card: bool = Option(False, "--card", help="train nothing: print the table of the model card"),
-    num_problems: int = Option(128, min=1, help="--card: fresh problems, uniform over levels"),
+    num_problems: int = Option(
+        None, min=1, help="--card: fresh problems, uniform over levels (default: 128)"
+    ),
 ) -> None:
     """Train the embedded models anew."""
-    usual = (out, minutes, model or []) == ("trained", 60.0, [])
-    if (card and not usual) or (not card and num_problems != 128):
+    trains = bool(out or model) or minutes is not None
+    if trains if card else num_problems is not None:
         raise ConfigError(
             "train-tiny --card takes --num-problems and --seed alone, which without --card "
             "trains no model: give the one or the others."
@@ -480,7 +482,7 @@ def train_tiny(
     if card:
         from workbench.training.card import embedded_card
 
-        print(embedded_card(num_problems, seed))
+        print(embedded_card(num_problems or 128, seed))
         return
     import logging
 
@@ -488,7 +490,8 @@ def train_tiny(
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     models = tuple(model or Embedded)
-    for folder in training.train_tiny(out, minutes=minutes, seed=seed, models=models):
+    time = 60.0 if minutes is None else minutes
+    for folder in training.train_tiny(out or "trained", minutes=time, seed=seed, models=models):
         print(f"written: {folder}")
 
 

@@ -167,8 +167,8 @@ def split_numbers(drawn: Drawn) -> Named:
     if wide.any():
         ends = far.loc[wide.idxmax(), ["ratio", "ratio_low", "ratio_high"]]
         least = f"{FORM.format(*ends)} at {wide.idxmax():.2f}"
-    equal = [share for share in rate.index if f"{share:.2f}" in found["tinyEqual"]]
-    past = equal and peak["low"] <= equal[0] and equal[-1] <= peak["high"]
+    equal = no_loss(lost)
+    past = len(equal) > 0 and peak["low"] <= equal[0] and equal[-1] <= peak["high"]
     past = past and (equal[0], equal[-1]) != (peak["low"], peak["high"])
     return found | {
         "falls": "at both ends" if len(fall) > 1 else f"at {judged.listed(fall, '')}",
@@ -185,6 +185,15 @@ def split_numbers(drawn: Drawn) -> Named:
     }
 
 
+LOST = ["recomputed_evicted", "recomputed_preempted"]  # parts of the time that more memory saves
+
+
+def no_loss(lost: pd.DataFrame) -> pd.Index[float]:
+    """Shares at which nothing is lost and computed again, of rows of plots.lost_time."""
+    spent = lost["seconds"].where(lost["part"].isin(LOST), 0.0).groupby(lost["llm_share"]).sum()
+    return spent.index[spent == 0]
+
+
 def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
     """Of one pair where throughput is highest (Peak), the shares where nothing is lost and computed
     again (Equal), and what each end that is as fast as none of those loses to the thesis's share,
@@ -193,7 +202,7 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
     rate, _, same = judged.read_split(split)
     short, lines = list[str](), list[str]()
     more: Any = lost.pivot_table("seconds", "llm_share", "part", aggfunc="sum").fillna(0.0)
-    alike = more.index[more.filter(["recomputed_evicted", "recomputed_preempted"]).sum(axis=1) == 0]
+    alike = no_loss(lost)
     fastest = rate.loc[same["low"] : same["high"]].index
     base = settings.nearest_to_thesis(rate.index)
     more -= more.loc[base]
@@ -201,7 +210,7 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
         loss, low, high = 100 - 100 * rate.loc[share, ["ratio", "ratio_high", "ratio_low"]]
         bounds = "no interval kept" if pd.isna(low + high) else f"95 %: {low:.1f} to {high:.1f} %"
         own = more.loc[share] / more.loc[share].sum()
-        again = own.reindex(["recomputed_evicted", "recomputed_preempted"]).sum()
+        again = own.reindex(LOST).sum()
         goes = f"computing again: {percent(again) if again < 0.995 else 'all'} of the extra time"
         if own["llm_decode"] > 0.1:
             goes += f", slower decoding: {percent(own['llm_decode'])}"

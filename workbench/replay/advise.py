@@ -375,8 +375,8 @@ class Advice:
     best share), tokens (generated in these rounds) and of each model kv_tokens, lacks_tokens (of
     cache, to hit 99 % of what one without limit hits; none where a setting differs), hit_rate,
     computed (tokens), of these computed_again (had been evicted or preempted); replay_s, 0: of the
-    first row. flags: of each engine, the LLM's and the PRM's: model, and OPTIONS, the last in the
-    place of the first.
+    first row. flags: of each engine, the LLM's and the PRM's: model, and OPTIONS: the last is
+    vLLM's in place of the first, SGLang's a limit beside it.
     """
 
     question: Question

@@ -76,9 +76,9 @@ def settings_of(engine: RecordedEngine, changes: Changes | None = None) -> Engin
     names = (*CHANGEABLE, "use_kv_cache")
     own = {n: recorded_ones[n] for n in names if recorded_ones.get(n) is not None}
     own["num_blocks"] = engine.num_blocks
-    size = changes.get("block_size")
-    if isinstance(size, int) and engine.num_blocks:  # of what is none EngineConfig says so
-        own["num_blocks"] = engine.num_blocks * block_size_of(engine) // max(1, size)
+    if "block_size" in changes and engine.num_blocks:
+        size = EngineConfig(block_size=changes["block_size"]).block_size  # refused if it is none
+        own["num_blocks"] = engine.num_blocks * block_size_of(engine) // size
     return EngineConfig(**own | dict(changes))
 
 

@@ -134,11 +134,11 @@ def in_words(chosen: Replay) -> str:
     row, position = chosen.row, chosen.position
     device = load_device(position.device)
     bound = "" if row["is_fitted"] else "at most "  # a roofline's seconds are a bound from below
-    split = f"the policy {position.policy} sets the split"
-    where = f"with {format_size(position.total_memory)} ({split}"
+    total = format_size(position.total_memory)
+    where = f"with {total} (the policy {position.policy} sets the split"
     if _keeps_split(position):
-        where = f"at an LLM share of {position.llm_share:.2f} of "
-        where += f"{format_size(position.total_memory)} (kv_share {row['kv_share']:.2f}"
+        where = f"at an LLM share of {position.llm_share:.2f} of {total} "
+        where += f"(kv_share {row['kv_share']:.2f}"
     return (
         f"{chosen.kind}: {where}; the device has "
         f"{format_size(device.memory_bytes)}): {bound}{row['tokens_per_s']:,.0f} generated "
