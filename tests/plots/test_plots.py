@@ -345,6 +345,16 @@ def test_rungs_are_panels_of_one_figure_side_by_side(name):
     assert legends == sorted(legends), "equal figures have equal bytes, whatever a set's order"
 
 
+def test_panels_of_the_split_say_how_many_problems_a_minute_are_the_most():
+    """One number each, of its own rows, in place of the axis on the right."""
+    rows = on_rungs("memory_split")
+    fig = by_rung(plots.memory_split)(rows)
+    most = rows.query("metric == 'problems_per_min'").groupby("rung", sort=False)["value"].max()
+    told = [a.text for a in fig.layout.annotations if "problems/min" in a.text]
+    assert told == [f"at most {value:,.3g}<br>problems/min" for value in most]
+    assert "and the most problems per minute" in fig.layout.meta["caption"]
+
+
 def test_batch_limits_of_two_rungs_are_two_heat_maps_and_each_line_is_named_once():
     """What the measured rung lacks, a line of its own, is named where it first stands."""
     rows = synthetic.limit_rows()

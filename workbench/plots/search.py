@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Style, finish, legend_at, series
+from workbench.plots.theme import MODELS, Style, finish, legend_at, say, series
 
 THROUGHPUT = {
     "tokens_per_s": Style("generated tokens/s (left axis)", theme.BLACK),
@@ -80,8 +80,8 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, ratio, ratio_low, ratio_high, metric, value, low,
     high; metrics tokens_per_s, problems_per_min, and optionally one row peak_share, drawn as a band
     low .. high, one same_work, the shares that do equal work there, counted (its ratio), and one
-    row each llm_short and prm_short. A panel of a pair (rows with a column rung) leaves the right
-    axis out.
+    row each llm_short and prm_short. A panel of a pair (rows with a column rung) says in
+    place of the right axis how many problems a minute are the most.
     """
     in_panel = "rung" in rows
     specs = [[{}], [{"secondary_y": not in_panel}]]
@@ -104,10 +104,13 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     left = None if in_panel else False
     fig.update_yaxes(title_text=f"over that at {base:.2f}", rangemode="normal", row=1, col=1)
     fig.update_yaxes(title_text="tokens/s", row=2, col=1, secondary_y=left)
-    if not in_panel:
+    most = of["problems_per_min"]
+    if in_panel:
+        text, place = f"at most {most['value'].max():,.3g}<br>problems/min", {"yref": "y2 domain"}
+        say(fig, text, 0.5, 0.05, xanchor="center", **place)
+    else:
         # both measure the same searches: the right axis reaches higher, or lines would coincide
-        rate = of["problems_per_min"]
-        reach = max(1.45 * float(rate["value"].max()), 1.25 * theme.highest(rate))
+        reach = max(1.45 * float(most["value"].max()), 1.25 * theme.highest(most))
         axis = {"title_text": "problems/min", "showgrid": False, "tickmode": "auto"}
         fig.update_yaxes(**axis, range=[0, reach], row=2, col=1, secondary_y=True)
     dotted = {"line": {"color": theme.BLACK, "width": 1, "dash": "dot"}}
@@ -122,7 +125,8 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         text = _peak(rates["llm_share"], of["peak_share"].iloc[0], of.get("same_work"))
         theme.legend_note(fig, "legend", text, marker, row=1, col=1)
     caption = _SPLIT_CAPTION.format(base=base)
-    caption = caption.replace(" and problems per minute", "") if in_panel else caption
+    what = " and the most problems per minute"
+    caption = caption.replace(" and problems per minute", what) if in_panel else caption
     if ratio[["low", "high"]].isna().any(axis=None):
         caption += " Where a ratio has no bar its interval was not kept."
     title, room = "Throughput against the memory split", {"right": 62, **theme.OVER_SHARES}
