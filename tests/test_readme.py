@@ -490,9 +490,9 @@ def in_short() -> str:
         ends.append(
             f"{share:.2f} brings {less:.0f} % less than 0.30 ({least:.0f} to {most:.0f}), since "
             f"the {short}'s cache is short: {100 * again[share]:.0f} % of the time goes into "
-            "recomputation"
+            "recomputing what was evicted or preempted"
         )
-    fewer = f"; with {few} or fewer nothing is lost at 0.50" if (few := no_loss_up_to()) else ""
+    fewer = f"; with {few} nothing is lost at 0.50" if (few := no_loss_up_to()) else ""
     return (
         f"On the embedded pair throughput is highest at an LLM share of {own} (95 %). {ends[0]}. "
         f"{ends[1]}. The thesis's pair, replayed with {IN_FLIGHT} problems in flight, is fastest "
@@ -543,8 +543,10 @@ def policies() -> list[str]:
     told = []
     for budget, own in far.groupby("budget"):
         plain = own[(own["policy"] == "static") & (own["technique"] == "none")]["value"].max()
-        flows = own[own["policy"] == "marginal_value"].set_index("technique")["value"] / plain
-        told.append(f"{flows['none']:.2f}x and {flows['all']:.2f}x at {budget:g} W")
+        flows = own[own["policy"] == "marginal_value"].set_index("technique")
+        flows = flows[["value", "low", "high"]].loc[["none", "all"]] / plain
+        ratios = ["{:.2f}x ({:.2f} to {:.2f})".format(*row) for row in flows.to_numpy()]
+        told.append(f"{' and '.join(ratios)} at {budget:g} W")
     return [
         "**Two models in one memory** on the embedded pair (notebook 08; W: [Terms](#terms)): "
         "times the throughput of the best static split tried, with its 95 % interval. *All "
@@ -620,15 +622,16 @@ def mechanisms() -> list[str]:
     most = {kind: rows[(rows["metric"] == "most") & (rows["kind"] == kind)]["batch"].iloc[0]
             for kind in ("paged", "contiguous")}  # fmt: skip
     times, at = sizes["contiguous"] / sizes["paged"], ("bytes", 256)
-    told, time = gain.iloc[0], paged.loc[16]
+    told, time, lengths = gain.iloc[0], paged.loc[16], origin["parameters"]["lengths"]
     return [
         f"**One engine, mechanism by mechanism** (notebook 13; GPT-2 124M, random weights; "
         f"{describe(origin['machine'])}): {told['new_tokens']:,.0f} tokens take "
         f"{told['value']:.1f} times as long without a KV cache ({told['low']:.1f} to "
-        f"{told['high']:.1f}); keys and "
-        f"values of 256 sequences take {times[at]:.1f} times the bytes if contiguous, so that "
+        f"{told['high']:.1f}; after a prompt of {told['prompt_tokens']}); keys and values of 256 "
+        f"sequences, prompts and outputs of {lengths[0]} to {lengths[1]} tokens each, "
+        f"take {times[at]:.1f} times the bytes if contiguous, so that "
         f"{origin['parameters']['kv_memory']} hold {most['paged']:,.0f} sequences paged and "
-        f"{most['contiguous']:,.0f} contiguous; a paged step takes {time['value']:.2f} "
+        f"{most['contiguous']:,.0f} contiguous; a step in blocks of 16 takes {time['value']:.2f} "
         f"({time['low']:.2f} to {time['high']:.2f}) times as long as a contiguous one.",
         "",
     ]

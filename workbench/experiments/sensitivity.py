@@ -114,6 +114,8 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
     means = {None: longest, "auto": "float32"}  # what both can read; what a CPU computes in
     own = tiny.min_problem_batch * tiny.n / tiny.max_num_seqs
     times = asked.in_flight * asked.n / asked.max_num_seqs
+    few, many = (limits.max_num_seqs // limits.n for limits in (tiny, asked))
+    together = reach(few, many, "g", " (tiny) and ")
     beams = reach(own, times, "g", " (tiny) and ") + " times max_num_seqs"
 
     others = [name for name in DRAWN_STRATEGIES if name != asked.strategy]
@@ -130,7 +132,7 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
               f"their beams are {beams}{' on both scales' if own == times else ''}",
               set_to("in_flight", 12, 24, 96)),
         Value("GPU", "not named", f"this machine (tiny), {asked.device} (thesis scale)",
-              "0.08 to 0.5 is feasible in 40 to 48 GiB",
+              "0.08 to 0.5 is feasible from 40 GiB on",
               (Setting("h100, 40 GiB", {"device": "h100"}),
                Setting("l40s, 48 GiB", {"device": "l40s", "total": "48GiB"}),
                Setting("a100-80, 72 GiB", {"device": "a100-80", "total": "72GiB"}),
@@ -162,7 +164,7 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
               (Setting("the reference's", assumed={"length_ratio": 1.0}),
                Setting("3 times", assumed={"length_ratio": 3.0}))),
         Value("max_num_seqs", "not stated", both("max_num_seqs"),
-              f"{asked.max_num_seqs // asked.n} problems of n = {asked.n} decode together",
+              f"{together} problems of n = {asked.n} decode together",
               set_to("max_num_seqs", 64, 128, 512)),
         Value("max_num_batched_tokens", "not stated", both("max_num_batched_tokens"),
               "vLLM's order of magnitude; decodes never wait",

@@ -175,8 +175,8 @@ STEPS = {"llm": "reasoning steps sampled/s", "prm": "reasoning steps judged/s"}
 _LIMITS_CAPTION = (
     "Throughput of the {label} over the limits of one step, all requests of a recorded search "
     "queued at once, memory as at an LLM share of 0.3. Above: {tokens}. Below: {steps}, and the "
-    "same requests without a prefix cache in continuous and in static, padded batches. Hatched: "
-    "more sequences than tokens in a step, not all of which could decode; a cross: padded batches "
+    "same requests, or some of them, without a prefix cache in continuous and in static, padded "
+    "batches. Hatched: more sequences than tokens in a step, not all of which could decode; a cross: padded batches "
     "for which the KV memory has too few blocks."
 )
 _BALANCE_CAPTION = (
@@ -355,8 +355,9 @@ _LOAD_CAPTION = (
     "One served model. Above: generated tokens/s over the clients that ask at a time, each anew "
     "once it has its answer. Below left: what they wait for. Below right: requests inside the "
     "server, running or waiting, as its own metrics count them, against the rate at which they are "
-    "served times the seconds that each is inside as its client sees it; by Little's law both are "
-    "equal, and points lie on the line."
+    "served times the seconds that each is inside as its client sees it. By Little's law both are "
+    "equal, but for what a request waits on its way to the server's count and back: points lie on "
+    "the line or below."
 )
 _SPLIT_CAPTION = (
     "Two served models that share one memory, both asked at once, the same load under each split. "
