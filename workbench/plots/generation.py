@@ -176,8 +176,8 @@ _LIMITS_CAPTION = (
     "Throughput of the {label} over the limits of one step, all requests of a recorded search "
     "queued at once, memory as at an LLM share of 0.3. Above: {tokens}. Below: {steps}, and the "
     "same requests, or some of them, without a prefix cache in continuous and in static, padded "
-    "batches. Hatched: more sequences than tokens in a step, not all of which could decode; a cross: padded batches "
-    "for which the KV memory has too few blocks."
+    "batches. Hatched: more sequences than tokens in a step, not all of which could decode; a "
+    "cross: padded batches for which the KV memory has too few blocks."
 )
 _BALANCE_CAPTION = (
     "Above: reasoning steps of the search over the seconds each model was busy with them, against "

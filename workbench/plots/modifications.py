@@ -32,10 +32,11 @@ _FOOT, _HEAD = 0.46, 0.25  # of the drawing: the ablation above, the depth limit
 _LADDER_CAPTION = (
     "The thesis's modifications (section 5.3), each setting the one before with one more switch; "
     "hatched, the last with the LLM's requests in static, padded batches of as many as surely fit, "
-    "without a prefix cache. Left: times the problems/min of the setting before (hatched: of the last), problem by problem; exactly 1 "
-    "where both did the same work; open: over a longer queue, in runs of its own. Tokens/s counts "
-    "tokens sampled to the end too. Below: accuracy of the last two at several depth limits. Bars: "
-    "95 % bootstrap intervals over problems, with the machine's noise."
+    "without a prefix cache. Left: times the problems/min of the setting before (hatched: of the "
+    "last), problem by problem; exactly 1 where both did the same work; open: over a longer queue, "
+    "in runs of its own. Tokens/s counts tokens sampled to the end too. Below: accuracy of the "
+    "last two at several depth limits. Bars: 95 % bootstrap intervals over problems, with the "
+    "machine's noise."
 )
 
 
@@ -143,9 +144,9 @@ _SETTINGS_CAPTION = (
     "The memory split with one value at a time set otherwise, replayed; the first row is what is "
     "taken. Left: the plateau, the shares of the LLM that lose less than 2 % of the best tokens/s "
     "of those replayed, as a bar (between which nothing is known), and the best of them; grey, the "
-    "plateau of what is taken; dotted, the thesis's 0.3. Right: what the lowest and the highest share lose to the best, 0.08 "
-    "and 0.5 where both fit; dotted, 2 %. The value that changes most what is lost there or at 0.3 "
-    "comes first, of several alike the first of the table."
+    "plateau of what is taken; dotted, the thesis's 0.3. Right: what the lowest and the highest "
+    "share lose to the best, 0.08 and 0.5 where both fit; dotted, 2 %. The value that changes most "
+    "what is lost there or at 0.3 comes first, of several alike the first of the table."
 )
 
 
