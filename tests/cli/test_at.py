@@ -55,6 +55,8 @@ def test_the_same_command_goes_on_with_the_code_of_the_commit(project, verb):
     tree = project / "build" / "at" / first[:12]
     assert told == {"version": 1, "words": [verb, "--profile", "quick", *runs], "home": str(tree)}
     assert git(tree, "rev-parse", "HEAD") == first
+    if verb == "figures":  # which draws from committed rows and takes no runs
+        assert at(verb, "--replot", "--at", second)[1]["words"] == [verb, "--replot"]
     _, told = at(verb, f"--at={second}", "--runs", "elsewhere", "--stale", "ok")
     assert (told["version"], told["words"][1:]) == (2, ["--runs", "elsewhere", "--stale", "ok"])
     subprocess.run(["rm", "-r", str(tree)], check=True)

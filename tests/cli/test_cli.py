@@ -58,6 +58,24 @@ def test_a_dry_run_takes_profile_file_options_and_set_in_that_order(tmp_path, ca
     assert "--profile is quick, " in capsys.readouterr().err
 
 
+def test_none_takes_a_profile_s_value_away(tmp_path, monkeypatch, capsys):
+    """Also in a file; where a setting must have a value it is refused by name."""
+    seen = []
+    monkeypatch.setattr(
+        "workbench.cli.study._print_preview", lambda config, *_: seen.append(config)
+    )
+    call = ["sweep", "--profile", "thesis", "--dry-run"]
+    assert sweep_config("thesis").max_model_len is not None
+    file = tmp_path / "mine.json"
+    file.write_text('{"max_model_len": null}')
+    for given in (["--set", "max_model_len=none"], ["--config", str(file)]):
+        assert main([*call, *given]) == 0
+    assert [config.max_model_len for config in seen] == [None, None]
+    assert seen[0].prm_format == sweep_config("thesis").prm_format
+    assert main([*call, "--set", "n=none"]) == 2
+    assert "n is None" in capsys.readouterr().err
+
+
 def test_values_read_as_what_they_are():
     given = ["a=8", "b=0.3", "c=true", "d=none", "e=[1, 2]", "f=tiny", "g=a=b"]
     expected = {"a": 8, "b": 0.3, "c": True, "d": None, "e": [1, 2], "f": "tiny", "g": "a=b"}

@@ -1,7 +1,10 @@
 """Backends: the same rows wherever runs are carried out; of a dead worker nothing lost or twice."""
 
 import os
+import signal
 from collections import Counter
+from concurrent.futures import BrokenExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -210,3 +213,23 @@ def test_a_worker_has_as_many_threads_however_few_groups_are_left(tmp_path, monk
         )
     run_sweep(replace(FAKE, seeds=(0,)), tmp_path, progress=False, backend=TWO)
     assert threads == [1, 1, 2]
+    monkeypatch.setattr(backends, "total_memory", lambda: 8 << 30)
+    big = replace(FAKE, seeds=(0,), total_memory="512MiB")
+    here = {"execute": one_by_one(fake_result), "progress": False}
+    for shares in ((), big.shares[:2]):  # what is stored already
+        if shares:
+            run_sweep(replace(big, shares=shares), tmp_path, **here)
+        run_sweep(big, tmp_path, progress=False, backend=Backend("processes"))
+    assert threads[3:] == [4, 4], "memory for one worker, whose group is as large as it was"
+
+
+def test_a_worker_that_dies_between_calls_is_replaced() -> None:
+    with ExitStack() as stack:
+        submit, _ = backends._on_processes(backends.Needs(), stack)
+        first = submit(os.getpid).result()
+        os.kill(first, signal.SIGKILL)
+        found = None
+        while found is None:
+            with suppress(BrokenExecutor):  # the pool had not noticed yet
+                found = submit(os.getpid).result()
+        assert found != first

@@ -17,10 +17,19 @@ import pytest
 
 from tests.experiments.fakes import IDENTITY, store_fake
 from tests.models.gguf_making import random_tensors, write_gguf
-from workbench.errors import RunStoreError
+from workbench.errors import ConfigError, OutOfMemory, RunStoreError
 from workbench.experiments import runs as run_store
+from workbench.experiments.memory import feasibility
 from workbench.experiments.plans import sweep_config
-from workbench.experiments.runs import CONFIG, TEMPORARY, RunStore, compare, load_runs, status_of
+from workbench.experiments.runs import (
+    CONFIG,
+    TEMPORARY,
+    RunStore,
+    compare,
+    held,
+    load_runs,
+    status_of,
+)
 from workbench.experiments.settings import RunSpec
 from workbench.experiments.statistics import WORK
 from workbench.trace import write_table
@@ -212,6 +221,41 @@ def test_two_processes_replace_one_failed_run(tmp_path, two_runs, monkeypatch):
     store.publish(fresh, target)
     monkeypatch.undo()
     assert status_of(target) == "finished" and not fresh.exists()
+
+
+def test_a_run_that_another_process_finishes_meanwhile_is_kept(tmp_path, two_runs, monkeypatch):
+    """It had failed when it was looked at, and has finished when it is moved aside."""
+    store, target = RunStore(tmp_path / "here"), two_runs[0]
+    shutil.copytree(target, late := tmp_path / "here" / ".late")
+    (late / "late").touch()
+    really, told = run_store.status_of, iter(["failed"])
+    monkeypatch.setattr(
+        "workbench.experiments.runs.status_of", lambda folder: next(told, None) or really(folder)
+    )
+    store.publish(late, target)
+    assert status_of(target) == "finished" and not (target / "late").exists()
+    assert not [*(tmp_path / "here").glob(".*")]
+
+
+def test_what_found_too_little_memory_free_is_retried_what_cannot_fit_is_not(tmp_path):
+    store = RunStore(tmp_path)
+    busy = store.write(SPEC, IDENTITY, OutOfMemory("Another process holds the memory."))
+    assert (held(busy), held(busy, retry_failed=True)) == ("infeasible", None)
+    small = replace(SPEC, config=replace(CONFIGURATION, total_memory="8MiB"))
+    lacks = store.write(small, IDENTITY, feasibility(small))
+    assert held(lacks) == held(lacks, retry_failed=True) == "infeasible"
+
+
+def test_more_problems_than_there_are_and_what_a_recording_fixes_are_refused():
+    recorded = {"problems": "tiny-16-n16", "num_problems": 16}
+    assert len(run_store.sweep_problems(sweep_config("quick", **recorded))) == 16
+    for change, said in (
+        ({"num_problems": 17}, "num_problems is 17; allowed: at most 16"),
+        ({"levels": (1,)}, r"levels is \(1,\); allowed: none: a recording has its own problems"),
+        ({"problem_seed": 3}, "problem_seed is 3; allowed: none"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run_store.sweep_problems(sweep_config("quick", **recorded | change))
 
 
 def test_a_truncated_archive_and_wrong_names_are_named(tmp_path, two_runs):

@@ -154,7 +154,7 @@ def resume_at(commit: str, given: list[str], runs: str | None) -> NoReturn:
 
     place = worktree_of(commit)
     words = [w for before, w in pairwise(["", *given]) if before != "--at" and w[:4] != "--at"]
-    words += [] if runs else ["--runs", str(runs_folder())]
+    words += [] if runs or "--replot" in given else ["--runs", str(runs_folder())]
     paths = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
     here = os.environ | {"PYTHONPATH": paths, "WORKBENCH_HOME": str(place)}
     call = "import sys; from workbench.cli import main; sys.exit(main())"

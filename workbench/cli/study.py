@@ -61,7 +61,7 @@ def figures(
 ) -> None:
     """Run what is missing, draw all figures, report."""
     from workbench.experiments import notebooks
-    from workbench.experiments.backends import HERE, Backend
+    from workbench.experiments.backends import HERE, PROCESSES, Backend
     from workbench.experiments.plans import sweep_config
     from workbench.host import usable_cores
 
@@ -86,7 +86,8 @@ def figures(
     reads = [configs[stem] for stem in given if stem in OF_SWEEP]
     config = reads[0] if reads else sweep_config(profile)
     if dry_run:
-        _print_left(config, configs, given, runs, how, on.workers or 1)
+        hands = usable_cores() if on.name == PROCESSES else 1
+        _print_left(config, configs, given, runs, how, on.workers or hands)
         return
     own = {name for each in known.values() for name in each}
     asked = how | {"runs_dir": runs and str(Path(runs).resolve())}
@@ -362,7 +363,9 @@ def sweep(
         if (own := stored.get("profile", profile)) != profile != "default":
             raise ConfigError(f"--profile is {profile}, {config} has {own}: leave one of them out.")
         given |= stored
-    wanted = sweep_config(**given | settings | options.key_values(more, "--set"))
+    given |= settings | options.key_values(more, "--set")
+    none = {name: None for name in given.keys() - settings.keys() if given[name] is None}
+    wanted = SweepConfig.from_dict(sweep_config(**given).to_dict() | none)
     how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
     if dry_run:
         _print_preview(wanted, runs, how)

@@ -73,10 +73,10 @@ class Group:
         What others store meanwhile is not begun. A failed run that is repeated is kept until then.
         problem: stored of all these runs in place of a result.
         """
-        problem, left = problem or self._mixture(), dict(self.places)
+        left = dict(self.places)
         while left := {spec: place for spec, place in left.items() if _is_left(*place)}:
-            now = [*left]
-            for spec, outcome in zip(now, repeat(problem)) if problem else self.execute(now):
+            now, wrong = [*left], problem or self._mixture()
+            for spec, outcome in zip(now, repeat(wrong)) if wrong else self.execute(now):
                 if isinstance(outcome, Progress):
                     yield spec, outcome.answered
                 else:
@@ -89,7 +89,7 @@ class Group:
         if is_replayed(self.identity.llm) or next(iter(self.runs)).role == COUNTED:
             return None
         own = [self.store.stored(*run) for run in self.runs.items()]  # by a worker that died
-        here = describe(machine_facts())
+        here = describe(machine_facts(next(iter(self.runs)).config.device))
         for row in map(read_run, (*self.beside, *(each for each in own if each and held(each)))):
             if row["status"] == FINISHED and row["machine"] != here:
                 return RunStoreError(
@@ -185,7 +185,10 @@ class Backend:
         measured = [group for group in groups if not is_replayed(group.identity.llm)]
         if measured:
             gpus = int(any(spec.config.device != "cpu" for spec in left))
-            sizes = (sum(spec.total_bytes for spec in group.runs) for group in measured)
+            sizes = (
+                (len(group.runs) + len(group.beside)) * max(s.total_bytes for s in group.runs)
+                for group in measured
+            )
             memory += 0 if gpus else min(max(sizes), total_memory() // 2)  # as Searches
             threads = torch.get_num_threads()
         workers = self._workers(len(groups), memory, gpus)
@@ -277,12 +280,12 @@ def _on_processes(needs: Needs, stack: ExitStack) -> tuple[Submit, IsDeath]:
     last = dict[ProcessPoolExecutor, Future[Any]]()
 
     def submit(function: Callable[..., Any], *given: Any) -> Any:
-        done = ((pool, call) for pool, call in last.items() if call.done())
-        idle = (pool for pool, call in done if not isinstance(call.exception(), BrokenExecutor))
-        pool = next(idle, None)
-        if pool is None:
-            pool = ProcessPoolExecutor(1, get_context("spawn"), _follow_parent)
-            stack.callback(_end, pool)
+        for pool in [pool for pool, call in last.items() if call.done()]:
+            with suppress(BrokenExecutor):  # its worker died, at a call or without one
+                last[pool] = pool.submit(function, *given)
+                return last[pool]
+        pool = ProcessPoolExecutor(1, get_context("spawn"), _follow_parent)
+        stack.callback(_end, pool)
         last[pool] = pool.submit(function, *given)
         return last[pool]
 

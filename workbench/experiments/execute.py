@@ -40,6 +40,7 @@ from workbench.experiments.settings import Identity, RunSpec
 from workbench.experiments.statistics import SIMULATED
 from workbench.host import collection_paused, total_memory
 from workbench.kvcache.arena import KVArena
+from workbench.models.loading import require_device
 from workbench.models.registry import model_spec
 from workbench.replay import workload
 from workbench.replay.answers import Answers
@@ -143,7 +144,7 @@ def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | 
 
 def gpu_uuid(device: str) -> str:
     """As NVML names the device of torch's name; "" for a processor."""
-    if torch.device(device).type != "cuda":
+    if require_device(device).type != "cuda":
         return ""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 

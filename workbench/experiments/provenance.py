@@ -33,7 +33,7 @@ SOURCES = tuple(PACKAGE / name for name in ("core.py", "config.py", "host.py", "
     "trace.py", "kernels", "kvcache", "models", "engine", "search", "experiments/execute.py",
     "experiments/memory.py", "experiments/settings.py"))  # fmt: skip
 """What makes a run; not what plans, keeps, draws or reports it."""
-REPLAY_SOURCES = (*SOURCES, PACKAGE / "replay")
+REPLAY_SOURCES = (*SOURCES, PACKAGE / "replay", PACKAGE / "experiments" / "batching.py")
 
 
 def project_root() -> Path:
@@ -86,15 +86,18 @@ def unpacked(where: Path, commit: str, *files: str) -> Iterator[Path | None]:
         yield Path(folder)
 
 
-def machine_facts() -> dict[str, Any]:
-    """CPU model, cores usable by this process, memory in bytes, threads of torch, GPU or None."""
+def machine_facts(device: str = "cuda") -> dict[str, Any]:
+    """CPU model, cores usable by this process, memory in bytes, threads of torch; the GPU that
+    `device` names as torch does, None where it is the CPU or there is none.
+    """
     torch = sys.modules.get("torch")  # None, or being imported right now
     setting = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
     gpu = None
     if torch is not None and hasattr(torch, "get_num_threads") and hasattr(torch, "cuda"):
         threads = int(torch.get_num_threads())
-        gpu = str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None
+        if device != "cpu" and torch.cuda.is_available():
+            gpu = str(torch.cuda.get_device_name(device))
     return {
         "cpu": cpu_model(),
         "cores": usable_cores(),

@@ -117,7 +117,7 @@ def study_memory(
     if not rows:
         why = "; ".join(reasons)
         raise ConfigError(f"No engine can be built: {why}. Give other shares or more memory.")
-    runs = pd.DataFrame(rows).assign(**machine_columns())
+    runs = pd.DataFrame(rows).assign(**machine_columns(config.device))
     longest = []
     for usual in map(spec.engine, ENGINES):  # a dry pass over one request of the greatest length
         length = usual.max_model_len or model_spec(usual.model).max_model_len

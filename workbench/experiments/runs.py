@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from workbench.config import SweepConfig, format_size
+from workbench.config import SweepConfig, format_size, refused
 from workbench.errors import OutOfMemory, RunStoreError, nearest
 from workbench.experiments import settings, statistics
 from workbench.experiments.memory import ENGINES, Feasibility, feasibility
@@ -68,13 +68,21 @@ def identify(config: SweepConfig) -> Identity:
 
 def sweep_problems(config: SweepConfig) -> list[Problem]:
     """The problems that every run of the sweep searches, in the same order; `problems` may name a
-    recording of the package, whose they then are.
+    recording of the package, whose they then are. ConfigError where there are fewer.
     """
     if config.problems in recording_names():
+        for name in ("levels", "problem_seed"):
+            if given := getattr(config, name):
+                raise refused(type(config), name, given, "none: a recording has its own problems")
         recorded = load_recording(config.problems).problems[: config.num_problems]
-        return [each.problem for each in recorded]
-    picked = config.num_problems, config.levels or None, config.problem_seed
-    return load_problems(config.problems, *picked)
+        found = [each.problem for each in recorded]
+    else:
+        picked = config.num_problems, config.levels or None, config.problem_seed
+        found = load_problems(config.problems, *picked)
+    if len(found) < config.num_problems:
+        allowed = f"at most {len(found)}, as many as {config.problems!r} has of these levels"
+        raise refused(type(config), "num_problems", config.num_problems, allowed)
+    return found
 
 
 def model_fingerprint(model: str) -> str:
@@ -127,14 +135,15 @@ def _tables(spec: RunSpec, identity: Identity, outcome: Outcome) -> dict[str, pd
     row |= {"written_at": datetime.now(UTC).isoformat(timespec="seconds")}
     row |= {"llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
     row |= {n: json.dumps(v) if isinstance(v, tuple) else v for n, v in spec.parameters.items()}
-    row |= notes | machine_columns() | {"code": identity.code} | dict(result.measured)
+    row |= notes | machine_columns(spec.config.device) | {"code": identity.code}
+    row |= result.measured
     tables = {name: frame.assign(run_id=run_id) for name, frame in result.tables.items()}
     return {"runs": pd.DataFrame([row])} | tables
 
 
-def machine_columns() -> Row:
+def machine_columns(device: str) -> Row:
     """Columns that say on what a run was measured: machine, versions, commit."""
-    machine = machine_facts()
+    machine = machine_facts(device)
     columns = {f"machine_{name}": value for name, value in machine.items()}
     columns |= {f"git_{name}": this_code()[name] for name in ("commit", "dirty")}
     columns["versions"] = json.dumps(versions(), sort_keys=True)
@@ -207,13 +216,15 @@ class RunStore:
             aside = self._temporary(target.name)
             with suppress(FileNotFoundError):  # another process has moved it aside already
                 os.replace(target, aside)
+                if status_of(aside) == FINISHED:  # another process has finished it meanwhile
+                    temporary, aside = aside, temporary
                 shutil.rmtree(aside)
         try:
             os.replace(temporary, target)
         except OSError:  # another process published the same run in this very moment
             if not (target / CONFIG).is_file():
                 raise
-            shutil.rmtree(temporary)
+            self.publish(temporary, target)
         _flush(self.root)
 
     def clear_leftovers(self) -> None:
@@ -235,10 +246,13 @@ class RunStore:
 
 def held(folder: Path | None, retry_failed: bool = False) -> str | None:
     """The status of a stored run that needs no repetition: finished, infeasible, or failed and not
-    retried; None of any other.
+    retried; None of any other. Retried is also one that fits, but found too little memory free.
     """
-    status = None if folder is None else status_of(folder)
-    return None if status == "unreadable" or (status == FAILED and retry_failed) else status
+    row = {"status": None} if folder is None else _row_or_reason(folder)
+    status: str | None = row["status"]
+    lacks = row.get("llm_lacks_bytes", 0) or row.get("prm_lacks_bytes", 0)
+    again = status == FAILED or (status == INFEASIBLE and not lacks)
+    return None if status == "unreadable" or (retry_failed and again) else status
 
 
 def of_other_code(runs: pd.DataFrame) -> pd.Series:
@@ -330,7 +344,8 @@ def load_table(path: Folders, table: str) -> pd.DataFrame:
     folders = _run_folders(path)
     files = [folder / f"{table}.parquet" for folder in folders]
     for folder, file in zip(folders, files, strict=True):
-        if not file.is_file() and {each.name for each in folder.iterdir()} == {*LIGHT}:
+        is_light = not file.is_file() and {each.name for each in folder.iterdir()} <= {*LIGHT}
+        if is_light and status_of(folder) == FINISHED:
             raise RunStoreError(
                 f"{folder.name} has no {table}: it came in a light archive. Import a whole one "
                 "elsewhere (--runs DIR), or delete the folder and run it again."

@@ -102,6 +102,8 @@ class Study(stored.RunTables):
     def having(self, **values: Any) -> pd.DataFrame:
         """The finished runs, of any role, with these values in their columns."""
         every = self.all_runs
+        if not values.keys() <= set(every):  # no run can be read
+            return every.iloc[:0]
         wanted = every["status"] == FINISHED
         for name, value in values.items():
             wanted &= every[name].isin(value) if isinstance(value, tuple) else every[name] == value
