@@ -50,6 +50,12 @@ def test_an_end_of_sequence_that_is_not_marked_special_has_no_text_either(folder
     assert Tokenizer.from_folder(folder).token_bytes[:2] == (b"<s>", b"")
 
 
+def test_nor_has_one_that_is_an_entry_of_the_vocabulary(folder):
+    """As of a GGUF file that does not mark its control tokens."""
+    text = Tokenizer.from_folder(folder).token_bytes
+    assert text[9] and text[7] == b"", "7 is an end of sequence of this config"
+
+
 def test_a_chat_is_dated_the_same_every_day_and_its_template_is_in_the_fingerprint(folder):
     tokenizer = Tokenizer.from_folder(folder)
     chat = [{"role": "user", "content": " hi "}]
@@ -70,6 +76,16 @@ def test_what_is_missing_is_named(folder):
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(PromptError, match="no chat template"):
         Tokenizer.from_folder(folder).render_chat([])
+    (folder / "tokenizer_config.json").write_text("[1]")
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json holds \[1\]; allowed: an object"):
+        Tokenizer.from_folder(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+    stored = json.loads(whole := (folder / "tokenizer.json").read_text())
+    stored["model"]["vocab"]["日"] = 299 + len(stored["model"]["vocab"])
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    with pytest.raises(ModelError, match="is '日'; its letters are no bytes"):
+        _ = Tokenizer.from_folder(folder).token_bytes
+    (folder / "tokenizer.json").write_text(whole)
     (folder / "config.json").write_text('{"eos_token_id": ["4"]}')
     with pytest.raises(
         ModelError, match=r"config\.json has eos_token_id \['4'\]; allowed: a token"

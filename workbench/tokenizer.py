@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -114,11 +115,16 @@ class Tokenizer:
 
         def bytes_of(token_id: int) -> bytes:
             piece = self._backend.id_to_token(token_id) or ""
+            if token_id in self.eos_ids or (token_id in added and added[token_id].special):
+                return b""
             if token_id in added:
-                is_silent = added[token_id].special or token_id in self.eos_ids
-                return b"" if is_silent else piece.encode()
+                return piece.encode()
             if "ByteLevel" in kind:
-                return piece.translate(alphabet).encode("latin-1")
+                try:
+                    return piece.translate(alphabet).encode("latin-1")
+                except UnicodeEncodeError as error:
+                    told = "its letters are no bytes, as those of a byte-level vocabulary are"
+                    raise ModelError(f"Token {token_id} is {piece!r}; {told}.") from error
             if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
                 return bytes([int(piece[3:5], 16)])  # SentencePiece's
             return piece.replace("\u2581", " ").encode()
@@ -182,7 +188,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text())
     except ValueError as error:
         raise ModelError(f"{path} is no valid JSON: {error}") from error
-    return dict(found)
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} holds {reprlib.repr(found)}; allowed: an object.")
+    return found
 
 
 class ByteTokenizer:

@@ -98,6 +98,10 @@ def test_other_names_shapes_and_an_output_of_its_own(saved, tmp_path) -> None:
         o.token_ids for o in ours.generate(few, GREEDY)
     ]
     assert ours.memory.weights == ours.spec.weight_bytes(4) + ours.spec.table_bytes(4)
+    own = {"lm_head.weight": hub["wte.weight"] + 1}  # no embedding, though the config ties both
+    save_file(hub | own, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lm_head\.weight is not the embedding"):
+        load_model(str(tmp_path))
     other = tmp_path / "other"
     other.mkdir()
     peer = peer_model(other, tie_word_embeddings=False, n_inner=100)

@@ -153,6 +153,7 @@ def write(folder: Path, about: dict[str, Any], arch: str = "llama") -> Path:
         ({"attention.head_count": [4, 4]}, r"head_count = \[4, 4\] \(2 values\); allowed: a whole"),
         ({"block_count": None}, r"lacks 'llama.block_count'; needed: a whole number from 1"),
         ({"expert_count": 8}, "mixture of experts"),
+        ({"attention.causal": False}, r"attention\.causal = False; supported: True only"),
     ],
 )
 def test_other_models_are_refused(about: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ def weights(product: Linear) -> torch.Tensor:
     [
         ({MIDDLE: None}, r"lacks the tensor '.*layers.1.mlp.up_proj.*\[96, 64\]"),
         ({"model.layers.2.x": torch.ones(1)}, r"1 tensors .* does not know.*model\.layers\.2\.x"),
+        (
+            {MIDDLE: torch.ones(96, 64, dtype=torch.int8)},
+            r"is stored as torch\.int8; allowed: float",
+        ),
         ({MIDDLE: torch.ones(95, 64)}, r"up_proj.* shape \[95, 64\]; its config says \[96, 64\]"),
     ],
 )
@@ -97,6 +101,8 @@ def test_shards_give_the_same_model(folder, tensors, tmp_path_factory) -> None:
     one, two = load_model(str(folder)), load_model(str(other))
     for a, b in zip(one.products, two.products, strict=True):
         assert np.array_equal(a.matrix.data, b.matrix.data)
+    save_file({n: tensors[n] for n in names[8:]}, other / "b.safetensors")
+    refused(other, rf"{names[8]} is in .*a\.safetensors and in .*b\.safetensors")
     (other / "b.safetensors").unlink()
     refused(other, r"b\.safetensors is missing")
 

@@ -97,6 +97,19 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "lacks 'low_freq_factor'"),
     ({"rope_scaling": STRETCHED | {"high_freq_factor": 1}}, r"1\.0; supported: more than low_freq"),
     ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "= 0; allowed: a whole"),
+    ({"is_causal": False}, "is_causal = False; supported: True"),
+    ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0\.5; supported: 1\.0"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"factor = 0\.5; allowed: none beside"),
+    ({"rope_parameters": {"full_attention": STRETCHED}}, "says full_attention = .*allowed: none"),
+    (
+        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_theta": 1e6}},
+        "rope_parameters .* and rope_scaling .*; remove one",
+    ),
+    (
+        {"rope_scaling": STRETCHED, "original_max_position_embeddings": 4096},
+        "original_max_position_embeddings = 4096; allowed: 8192, as its rotations say",
+    ),
+    ({"tie_word_embeddings": "false"}, "tie_word_embeddings = 'false'; allowed: true or false"),
 ]
 
 
@@ -104,6 +117,17 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 def test_other_models_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         ModelSpec.from_config(LLAMA_1B | change)
+
+
+def test_kv_heads_must_be_said_where_the_usual_number_is_another() -> None:
+    """8 for Mistral, 32 for Qwen2, says transformers: no number of these weights."""
+    silent = {name: value for name, value in LLAMA_1B.items() if name != "num_key_value_heads"}
+    assert ModelSpec.from_config(silent).kv_heads == 32
+    for name in ("MistralForCausalLM", "Qwen2ForCausalLM"):
+        own = silent | {"architectures": [name]}
+        with pytest.raises(ModelError, match="lacks 'num_key_value_heads'"):
+            ModelSpec.from_config(own)
+        assert ModelSpec.from_config(own | {"num_key_value_heads": None}).kv_heads == 32
 
 
 NONE = [0, -1, math.nan, math.inf, "7", True, [4], {}, 10**400]

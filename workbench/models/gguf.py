@@ -269,6 +269,8 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         raise ModelError(f"{file.path} says architecture {kind!r}; supported: {known}.")
     if file.metadata.get(f"{kind}.expert_count"):
         raise ModelError(f"{file.path} is a mixture of experts, which is not supported.")
+    if not settings.flag(f"{kind}.attention.causal", True):
+        raise ModelError(f"{file.path} says {kind}.attention.causal = False; supported: True only.")
     sizes = {name: settings.whole(f"{kind}.{key}") for name, key in _SIZES.items()}
     own = sizes["hidden_size"] // sizes["num_attention_heads"]
     head_dim = settings.whole(f"{kind}.attention.key_length", own)
@@ -407,6 +409,9 @@ class TokenizerReader:
         backend.pre_tokenizer = pre_tokenizers.Sequence(pieces)
         backend.decoder = decoders.ByteLevel()
         backend.add_tokens(self._whole_tokens())
+        if self.settings.flag(_UNDER + "add_eos_token", False):
+            told = f"says {_UNDER}add_eos_token = True; supported: False only"
+            raise ModelError(f"{self.where} {told}.")
         if self.settings.flag(_UNDER + "add_bos_token", rules.bos):
             self._required("bos_token_id")
             number = self._id("bos_token_id") or 0

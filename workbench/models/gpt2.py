@@ -65,12 +65,14 @@ def build(
     spec: ModelSpec,
     kernels: Kernels,
     take: Callable[[str, tuple[int, ...]], Part],
-    names: Collection[str] = (),
+    names: Collection[str],
+    require_tied: Callable[[Part], None],
 ) -> GPT2Model:
     """The model out of named tensors, each taken on its device and in its dtype.
 
-    names: those that there are; with or without the prefix of a whole language model. Matrices lie
-    [inputs, outputs], as the `Conv1D` of the original has them.
+    names: those that there are; with or without the prefix of a whole language model. require_tied:
+    raises where a head of its own is not this embedding. Matrices lie [inputs, outputs], as the
+    `Conv1D` of the original has them.
     """
     prefix, hidden = _PREFIX if f"{_PREFIX}wte.weight" in names else "", spec.hidden
 
@@ -99,6 +101,8 @@ def build(
         )
 
     vocabulary = tensor(f"{prefix}wte.weight", spec.vocab, hidden)
+    if spec.tied:
+        require_tied(vocabulary)
     head = vocabulary if spec.tied else tensor("lm_head.weight", spec.vocab, hidden)
     output = Linear(kernels, [head])
     return GPT2Model(

@@ -166,7 +166,7 @@ class _Builder:
     def model(self) -> LlamaModel:
         spec = self.spec
         if spec.gpt2:
-            return gpt2.build(spec, self.kernels, self._place, self.names)
+            return gpt2.build(spec, self.kernels, self._place, self.names, self._require_tied)
         vocabulary = self._place("model.embed_tokens.weight", (spec.vocab, spec.hidden))
         layers = [self._layer(f"model.layers.{i}.") for i in range(spec.layers)]
         final_norm = self._vector("model.norm.weight", spec.hidden)
@@ -260,13 +260,12 @@ class Weights(ABC):
         if isinstance(stored, Quantised):
             finite = stored.is_finite
         else:  # the ends carry NaN and infinity both: a tenth of isfinite's time
-            numbers = stored.is_floating_point()
-            if numbers and stored.dtype not in _DTYPES.values():
+            if stored.dtype not in _DTYPES.values():
                 raise ModelError(
                     f"{self.file_of[name]}: {name} is stored as {stored.dtype}; allowed: "
                     f"{', '.join(_DTYPES)}."
                 )
-            finite = not numbers or all(math.isfinite(float(e)) for e in torch.aminmax(stored))
+            finite = all(math.isfinite(float(e)) for e in torch.aminmax(stored))
         if not finite:
             raise ModelError(
                 f"{self.file_of[name]}: {name} holds numbers that are not finite; the file is "
@@ -307,7 +306,12 @@ class FolderWeights(Weights):
         file_of: dict[str, Path] = {}
         for file in shards_of(folder):
             with self._open(file) as opened:
-                file_of |= dict.fromkeys(opened.keys(), file)
+                for name in opened.keys():  # noqa: SIM118 - no mapping
+                    if name in file_of:
+                        raise ModelError(
+                            f"{name} is in {file_of[name]} and in {file}; allowed: one."
+                        )
+                    file_of[name] = file
         super().__init__(folder, file_of)
 
     def _open(self, file: Path) -> Any:

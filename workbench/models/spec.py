@@ -117,15 +117,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2ForCausalLM": Architecture(qkv_bias=True),
     "Qwen2ForProcessRewardModel": Architecture(True, ValueHead(2, ("score.0", "score.2")), _UNUSED),
     "Qwen2ForPrmModel": Architecture(True, ValueHead(1, ("v_head.summary",)), _UNUSED),
-    "GPT2LMHeadModel": Architecture(True, unused=(*_UNUSED, *_MASKS), gpt2=True),
+    "GPT2LMHeadModel": Architecture(True, unused=_MASKS, gpt2=True),
 }
 
 # Other values make another model of a supported architecture.
 _REQUIRED = {"hidden_act": "silu", "pretraining_tp": 1, "quantization_config": None}
 _REQUIRED |= dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window"), False)
+_REQUIRED |= {"is_causal": True, "partial_rotary_factor": 1.0}
 _GPT2_REQUIRED = {"activation_function": "gelu_new", "scale_attn_weights": True}
 _GPT2_REQUIRED |= {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
-_GPT2_REQUIRED |= {"quantization_config": None}
+_GPT2_REQUIRED |= {"quantization_config": None, "is_causal": True}
 _GPT2_NAMES = {  # what its config calls Llama's settings
     "num_hidden_layers": "n_layer",
     "hidden_size": "n_embd",
@@ -134,6 +135,18 @@ _GPT2_NAMES = {  # what its config calls Llama's settings
     "max_position_embeddings": "n_positions",
     "rms_norm_eps": "layer_norm_epsilon",
 }
+# As many heads of keys as of queries where a config says nothing; of others it must say it.
+_OWN_HEADS = ("LlamaForCausalLM", "GPT2LMHeadModel")
+_LENGTH = "original_max_position_embeddings"
+_ROPE = (
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    _LENGTH,
+)
 _MISTRAL_WINDOW = 4096  # what `transformers` takes where a Mistral config is silent
 
 
@@ -191,6 +204,7 @@ class ModelSpec:
         hidden = settings.whole(named("hidden_size"))
         heads = settings.whole(named("num_attention_heads"))
         theta, scaling = _rope(settings)
+        is_silent = "num_key_value_heads" not in config and architecture not in _OWN_HEADS
         window = None  # Qwen2's is refused if used
         if architecture == "MistralForCausalLM" and config.get("sliding_window", 0) is not None:
             window = settings.whole("sliding_window", _MISTRAL_WINDOW)
@@ -198,7 +212,7 @@ class ModelSpec:
             layers=settings.whole(named("num_hidden_layers")),
             hidden=hidden,
             heads=heads,
-            kv_heads=settings.whole("num_key_value_heads", heads),
+            kv_heads=settings.whole("num_key_value_heads", None if is_silent else heads),
             head_dim=settings.whole("head_dim", hidden // heads),
             intermediate=settings.whole(named("intermediate_size"), 4 * hidden if gpt2 else None),
             vocab=settings.whole("vocab_size"),
@@ -206,7 +220,7 @@ class ModelSpec:
             rms_epsilon=settings.number(named("rms_norm_eps"), 1e-5 if gpt2 else 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
-            tied=bool(config.get("tie_word_embeddings", gpt2)),
+            tied=settings.flag("tie_word_embeddings", gpt2),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
             architecture=architecture,
             sliding_window=window,
@@ -316,22 +330,30 @@ def _rope(settings: Settings) -> tuple[float, RopeScaling | None]:
     rope = new if new.values else old
     if new.values and old.values:
         kinds = {each.text("rope_type", each.text("type", "default")) for each in (new, old)}
-        if len(kinds) > 1 or any(new.values.get(k, v) != v for k, v in old.values.items()):
+        rest = {k: v for k, v in old.values.items() if k not in ("rope_type", "type")}
+        if len(kinds) > 1 or not rest.items() <= new.values.items():
             told = f"{new.values} and rope_scaling {old.values}"
             raise ModelError(f"{settings.where} says rope_parameters {told}; remove one of them.")
     theta = rope.number("rope_theta", settings.number("rope_theta", 10000.0))
     kind = rope.text("rope_type", rope.text("type", "default"))
+    for name in rope.values.keys() - {*_ROPE}:  # of one kind of layer, or of a part of each head
+        if rope.has(name):
+            known = ", ".join(_ROPE)
+            raise rope.refusal(name, rope.values[name], f"none beside {known}")
     if kind == "default":
         return theta, None
     if kind != "llama3":
         where = settings.where
         raise ModelError(f"{where} says rope_type {kind!r}; supported: 'default', 'llama3'.")
-    return theta, RopeScaling(
+    scaling = RopeScaling(
         factor=rope.number("factor"),
         low_freq_factor=rope.number("low_freq_factor"),
         high_freq_factor=rope.number("high_freq_factor"),
-        original_max_position=rope.whole("original_max_position_embeddings"),
+        original_max_position=(length := rope.whole(_LENGTH)),
     )
+    if settings.whole(_LENGTH, length) != length:
+        raise settings.refusal(_LENGTH, settings.values[_LENGTH], f"{length}, as its rotations say")
+    return theta, scaling
 
 
 def _require_supported(spec: ModelSpec, where: str) -> None:

@@ -6,7 +6,7 @@ in common (siblings of a search; cascade attention as in Hydragen, Juravsky et a
 each goes on alone. Each query adds up its keys alone, in order of positions, rescaled at fixed
 multiples of 32 of them (online softmax, Milakov and Gimelshein 2018): its result depends on no
 other query, and on no block size, chunk or batch. A key that a query does not see has weight
-exactly 0 and so adds exactly nothing.
+exactly 0 and so adds exactly nothing, unless its value is not finite (then its own row fails, too).
 
 Of few queries (a decoded row's heads) vectors hold keys, then dimensions; of many, where they fill
 vectors better, they hold queries while scores and weights are made. All else is the same code, and

@@ -9,7 +9,8 @@ Positions are taken in tiles of a constant number, in order, whatever the block 
 softmax, Milakov and Gimelshein 2018). Sums over one run of positions are a *span*: `sums` are not
 yet divided by `total`, and are relative to `top`, the largest score so far in units of log2.
 `merge` joins two. A query that sees nothing has total 0, and a key that it does not see adds
-exactly nothing, whatever bytes lie there. All addresses are int64: a cache passes 2^31 elements.
+exactly nothing: beyond the last position whatever bytes lie there, before it where values are
+finite (else their own row fails, too). All addresses are int64: a cache passes 2^31 elements.
 
 Positions of decoded rows are cut into spans, a program each, joined afterwards in order
 (Flash-Decoding, Dao et al. 2023), which keeps all multiprocessors busy when there are few rows. A
