@@ -129,6 +129,9 @@ def test_what_it_lacks_is_refused_by_name(theirs):
     for given in ({"model": "dummy:tiny-solver"}, {"dtype": "int8"}, {"max_model_len": 10**6}):
         with pytest.raises(ConfigError):
             TransformersEngine(**given)
+    for given in ("384", 100.5, 1):
+        with pytest.raises(ConfigError, match="max_model_len is"):
+            TransformersEngine(max_model_len=given)
     for ids in ([], [10**6], [5] * 384):
         with pytest.raises(PromptError):
             theirs[0].add(ids, SamplingParams())
@@ -145,6 +148,7 @@ def test_a_request_that_fails_leaves_the_others(theirs, monkeypatch):
         (failed,) = llm.step()
     assert failed.request_id == numbers[0]
     assert failed.finish_reason == "error" and isinstance(failed.error, StepError)
+    assert not llm._stops._params
     (fine,) = llm.step()
     assert fine.request_id == numbers[1] and len(fine.token_ids) == 2
     assert not llm.has_work and llm.step() == []

@@ -1,6 +1,7 @@
 """Budgets become blocks by the published formula; too small ones are refused with numbers."""
 
 import gc
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,18 @@ def test_activations_cover_buffers_and_grow_with_the_step(model: LlamaModel) -> 
     held = model.buffers(1024, 16).nbytes
     assert held < large < held + 2**20
     assert small < large == plan(model, num_blocks=8, max_num_batched_tokens=1024).activations
+
+
+def test_a_user_s_own_trace_of_allocations_goes_on(model: LlamaModel) -> None:
+    """And what it has seen so far is not taken for the step's."""
+    alone = plan(model, num_blocks=8).activations
+    tracemalloc.start()
+    try:
+        held = bytearray(32 << 20)
+        assert plan(model, num_blocks=8).activations < alone + (1 << 20)
+        assert tracemalloc.is_tracing() and len(held) == 32 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("collects", [True, False])

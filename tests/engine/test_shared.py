@@ -118,6 +118,18 @@ def test_a_thousand_re_splits_change_no_token_and_leak_nothing(place: str, polic
     assert all(engine.cache.num_active == 0 for engine in engines)
 
 
+@pytest.mark.parametrize("policy", [StaticSplit, FirstCome, PhaseAware, MarginalValue])
+def test_what_engines_say_of_their_memory_adds_up_to_the_arena(policy: type) -> None:
+    """Each its part of the split, also where it may borrow nearly everything."""
+    arena, engines = shared(policy=policy())
+    whole = arena.num_pages * arena.page.page_bytes
+    parts = [engine.memory for engine in engines]
+    assert [part.num_blocks for part in parts] == [engine.cache.room for engine in engines]
+    assert 0.9 * whole < sum(part.kv for part in parts) <= whole
+    for part in parts:
+        assert part.total == part.weights + part.activations + part.other + part.kv
+
+
 def test_a_cache_of_its_own_can_be_resized_while_requests_run() -> None:
     """Shrinking preempts nobody and waits for blocks; the trace shows target and actual."""
     prompts = [list(range(k, k + 40)) for k in range(6)]

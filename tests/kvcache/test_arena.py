@@ -45,6 +45,25 @@ def test_the_pages_are_split_as_asked_and_counts_add_up() -> None:
     assert arena.waste([BlockShape("odd", 2, 96)]) == {"odd": 512 - 2 * 2 * 96}
 
 
+def test_a_reset_forgets_what_was_evicted() -> None:
+    """Nor is it watched for what more pages would have saved."""
+    arena = arena_of(kv_share=0.5)
+    cache = arena.cache("llm", SIZE)
+    ghosts, watched = arena.pools[0].ghosts, [bytes(4)]
+    ghosts.evicted(watched)
+    ghosts.missed(watched)
+    assert ghosts.hits == 1
+    ghosts.evicted(watched)
+    for which in range(20):
+        visit(cache, which, 3)
+    assert cache.stats.evicted > 0
+    cache.reset()
+    ghosts.missed(watched)
+    visit(cache, 0, 3)
+    assert (ghosts.hits, cache.stats.thrashed) == (1, 0)
+    arena.check()
+
+
 def test_a_resplit_gives_free_pages_then_the_least_valuable_cached_ones() -> None:
     arena = arena_of(kv_share=0.5)
     llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)

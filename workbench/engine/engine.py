@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import index
 from threading import get_ident
 from typing import Any
@@ -155,7 +155,10 @@ class Engine:
             place.require_guaranteed(config, longest, model)
             self.cache = place.arena.cache(place.name, **cached)
             blocks, held = self.cache.num_blocks, place.arena.storage is not None
-            self.memory = plan_memory(model, config, longest, blocks, held)
+            most = plan_memory(model, config, longest, blocks, held)
+            kv = self.cache.room * most.block_bytes  # its part, whatever it may borrow
+            total = most.total - most.kv + kv
+            self.memory = replace(most, num_blocks=self.cache.room, kv=kv, total=total)
             storage = place.storage(config, model)
             with self.cache.lock, self.cache.change():
                 self.cache.free_all()  # of an engine that had this name and was dropped

@@ -33,7 +33,7 @@ from workbench.models.llama import Buffers, LlamaModel
 
 @dataclass(frozen=True, slots=True)
 class StepHandle:
-    """A step under way. On a CPU it is done when `submit` returns; elsewhere `result` waits."""
+    """A step that `submit` carried out, and what came of it."""
 
     outcome: StepResult | Exception
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from workbench.config import EngineConfig
 from workbench.core import CacheRoom, RequestOutput, SamplingParams, Sequence, Tag
 from workbench.engine import requests
 from workbench.engine.executor import sample
@@ -200,6 +201,7 @@ class TransformersEngine(ForeignEngine):
         kinds = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
         if dtype not in kinds:
             raise ConfigError(f"dtype is {dtype!r}; allowed: {', '.join(kinds)}.")
+        EngineConfig(max_model_len=max_model_len)  # a number at least; its end follows the weights
         source = registry.open_source(registry.find_model(model))
         self._device = require_device(device)
         super().__init__(model, source)
@@ -266,16 +268,18 @@ class TransformersEngine(ForeignEngine):
         sequence.logprobs.clear()
         self._stops.add(sequence.request_id, params)
         new, reason = ids, None
-        while reason is None:
-            logits, past = self._forward(new, [len(new) - 1], past)
-            row = rows_of(params, np.zeros(1, np.int64), np.array([len(ids)], np.int64))
-            tokens, logprobs = sample(self._kernels, logits, row)
-            ids.append(int(tokens[0]))
-            sequence.logprobs += [each for each in logprobs if each is not None]
-            reason = self._stops.finish_reason(sequence)
-            reason = reason or ("length" if len(ids) >= self._last(sequence) else None)
-            new = ids if past is None else ids[-1:]
-        self._stops.remove(sequence.request_id)
+        try:
+            while reason is None:
+                logits, past = self._forward(new, [len(new) - 1], past)
+                row = rows_of(params, np.zeros(1, np.int64), np.array([len(ids)], np.int64))
+                tokens, logprobs = sample(self._kernels, logits, row)
+                ids.append(int(tokens[0]))
+                sequence.logprobs += [each for each in logprobs if each is not None]
+                reason = self._stops.finish_reason(sequence)
+                reason = reason or ("length" if len(ids) >= self._last(sequence) else None)
+                new = ids if past is None else ids[-1:]
+        finally:
+            self._stops.remove(sequence.request_id)
         return requests.output_of(sequence, reason, self._token_bytes)
 
     def _scored(self, sequence: Sequence) -> RequestOutput:

@@ -192,7 +192,7 @@ def measure_activations(
     Two steps are measured, of the most tokens and of the longest contexts: some kernels leave
     what they sum up of each part of a context beside it. They go through two layers: the others
     work in the same buffers, one after the other, and of the last one only what reaches the
-    vocabulary is computed.
+    vocabulary is computed. Not measured: logits of a vocabulary that scoring asks for.
     """
     spec, some = model.spec, model.first_layers(2)
     shape = len(some.layers), spec.kv_heads, spec.head_dim
@@ -304,17 +304,22 @@ def peak_on(device: torch.device) -> Iterator[Peak]:
 
     A CPU's two peaks are added although they need not coincide: an upper bound, by little. torch's
     comes from its profiler's list of allocations and releases, so garbage must wait meanwhile: its
-    release would count against what is held.
+    release would count against what is held. Where Python's allocations are traced already they go
+    on to be, with another peak.
     """
     peak = Peak()
     if device.type == "cpu":
         with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiled:
-            tracemalloc.start()
+            if not (is_traced := tracemalloc.is_tracing()):
+                tracemalloc.start()
+            tracemalloc.reset_peak()
+            traced = -tracemalloc.get_traced_memory()[0]
             try:
                 yield peak
             finally:
-                traced = tracemalloc.get_traced_memory()[1]
-                tracemalloc.stop()
+                traced += tracemalloc.get_traced_memory()[1]
+                if not is_traced:
+                    tracemalloc.stop()
         results: Any = profiled.kineto_results
         events = [e for e in results.events() if e.name() == "[memory]"]
         changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]

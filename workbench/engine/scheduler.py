@@ -354,7 +354,9 @@ class Scheduler:
         return reasons
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
-        """The step raised: drops and returns its requests, of which nothing can be hit later."""
+        """The step raised: drops and returns its requests. Of what it was to compute nothing can be
+        hit later, nor of what those that it had just admitted found cached.
+        """
         step = self._close_step(plan)
         sequences = [self._batch.sequences[row] for row in step.rows.tolist()]
         failed = [s for s in sequences if s.request_id not in self._aborted]

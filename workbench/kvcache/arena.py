@@ -195,6 +195,10 @@ class GhostList:
         while len(self._digests) > self._capacity:
             self._digests.popitem(last=False)
 
+    def forget(self) -> None:
+        """Nothing was ever evicted; what was counted stays."""
+        self._digests.clear()
+
     def missed(self, digests: Iterable[bytes]) -> None:
         """An admission missed these contents."""
         for digest in digests:
@@ -238,6 +242,10 @@ class LeasedPool(BlockPool):
         self.held = 0  # pages
         self._num_vacant = 0  # in pages that are filed in _by_vacant
         self._by_vacant: list[dict[int, None]] = [{} for _ in range(per_page + 1)]
+
+    def clear(self) -> None:
+        super().clear()
+        self.ghosts.forget()
 
     # -- state --
 
