@@ -32,7 +32,7 @@ def test_cells_differ_and_none_is_fitted_and_held_out() -> None:
 
 
 def test_the_rows_of_a_small_run(monkeypatch) -> None:
-    """One problem, n = 4, an arena too: events identical, curve exact, names as agreed."""
+    """One problem, n = 4, an arena too: events identical, names as agreed."""
     monkeypatch.setitem(replay.PROFILES, "quick", (1, 1, 3))
     monkeypatch.setitem(replay.THESIS_PROBLEMS, "quick", 1)
     monkeypatch.setattr(replay, "WIDTHS", (4,))

@@ -29,7 +29,7 @@ ONE = ["run", "Compute 1+1."]
         ([*ONE, "--index", "0"], "the problem 'Compute 1+1.' and --index"),
         ([*ONE, "--problems", "tiny"], "and --problems"),
         (["run", "--strategy", "dfs"], "strategy is 'dfs'; allowed: beam_search, best_of_n, self_"),
-        (["run", "--strategy", "rebaze"], "Did you mean 'rebase'"),
+        (["run", "--set", "problems=math500"], "no --set of problems; --problems, --level"),
         (["run", "--strategy", "dvts", "--n", "6"], "n is 6; allowed: multiples of beam_width (4)"),
         ([*ONE, "--strategy", "rebase", "--beam-width", "2"], "rebase has no beam_width, given 2"),
         ([*ONE, "--strategy", "best_of_n", "--set", "max_depth=3"], "has no max_depth, given 3"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -53,10 +54,13 @@ def here(tmp_path_factory):
     return run_replayed(config, tmp_path_factory.mktemp("here"), progress=False)
 
 
-def test_replays_on_two_processes_are_those_of_here(here, tmp_path) -> None:
+def test_replays_on_two_processes_are_those_of_here(here, tmp_path, monkeypatch) -> None:
     """Where workers are asked for `here`, replays alone go to them."""
+    started = Mock(wraps=backends._on_processes)
+    monkeypatch.setattr(backends, "_on_processes", started)
     found = run_replayed(here.config, tmp_path, progress=False, backend=Backend("here", 2))
     assert_same_replays(here, found)
+    assert started.call_count == 1
 
 
 def test_a_sweep_on_two_processes_is_that_of_here_but_for_seconds(tmp_path) -> None:

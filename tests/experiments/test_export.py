@@ -2,6 +2,8 @@
 
 import json
 import re
+from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -93,12 +95,19 @@ def test_without_a_browser_page_rows_and_record_are_written_and_the_rest_said(tm
     assert '"remove":["sendChartToCloud"]' in page
 
 
-def test_nothing_is_left_aside_when_writing_fails(tmp_path, no_browser):
+def test_nothing_is_left_aside_when_writing_fails(tmp_path, no_browser, monkeypatch):
+    """Neither where rows cannot be written, nor where the disk is full at the second file."""
     rows = synthetic.split_rows()
-    rows["odd"] = [object()] * len(rows)
+    odd = rows.assign(odd=[object()] * len(rows))
+    export.share_plotly_js(tmp_path)
     with pytest.raises(Exception, match="odd"):
+        save_figure(drawn(), odd, "memory_split", tmp_path, PARAMETERS)
+    full = Mock(side_effect=[9, OSError("disk full")])
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="disk full"):
         save_figure(drawn(), rows, "memory_split", tmp_path, PARAMETERS)
-    assert {p.name for p in tmp_path.iterdir()} <= {"plotly.min.js"}
+    assert full.call_count == 2
+    assert {p.name for p in tmp_path.iterdir()} == {"plotly.min.js"}
 
 
 def test_stored_rows_are_drawn_again_with_the_machine_they_were_measured_on(tmp_path, no_browser):
@@ -157,5 +166,6 @@ def test_a_browser_draws_both_images_and_ends():
     browser = export.Browser()
     svg, pdf = browser.images(drawn(), export.print_version(drawn()))
     browser.close()
+    assert not browser._thread.is_alive()
     assert svg.startswith(b"<svg")
     assert pdf.startswith(b"%PDF")

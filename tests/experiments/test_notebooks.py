@@ -114,4 +114,3 @@ def test_a_page_draws_its_figures_without_a_network(tmp_path):
     assert "<title>What is &lt;hit&gt;?</title>" in page
     assert "Plotly.newPlot" in page and "14 runs" not in page
     assert re.findall('<script[^>]* src="([^"]*)"', page) == ["plotly.min.js"]
-    assert '"remove":["sendChartToCloud"]' in page

@@ -61,7 +61,6 @@ def test_throughput_is_tokens_and_problems_over_wall_time(sweep):
     assert problems["value"] == pytest.approx(60 * len(PROBLEMS) / wall(0.3))
     peak = rows[rows["metric"] == "peak_share"].iloc[0]
     assert peak["value"] == 0.3
-    assert {peak["low"], peak["high"]} <= set(SHARES)
 
 
 def test_counts_at_fitted_prices_make_the_seconds_that_these_prices_made():

@@ -41,7 +41,6 @@ def test_scores_equal_transformers(name: str, format: str, tmp_path: Path) -> No
     folder.mkdir()
     vocab = save(tokenizer(), folder, bos)
     judge = reward_model(folder, architecture, vocab_size=vocab)
-    save(tokenizer(), folder, bos)
     limits = {"max_model_len": 448, "max_num_batched_tokens": 40, "max_num_seqs": 4}
     prm = PRM(Engine(str(folder), num_blocks=64, **limits))
     assert prm.format == format

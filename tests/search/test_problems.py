@@ -40,7 +40,8 @@ def test_math500_rows_are_read_without_their_solutions():
     assert [p.id for p in found] == [row["unique_id"] for row in rows]
     assert {p.level for p in found} == {1, 2, 3, 4, 5}
     assert all(p.subject for p in found)
-    assert not any(row["solution"] in repr(p) for p, row in zip(found, rows))
+    told = [(row["solution"], p.problem + p.answer + p.subject) for p, row in zip(found, rows)]
+    assert not any(solution in text for solution, text in told)
 
 
 def test_the_committed_128_of_math500():
@@ -77,6 +78,7 @@ def test_gsm8k_answers_are_the_number_after_the_marks():
         ({"answer": "4"}, "lacks field 'problem' or 'question'"),
         ({"problem": "", "answer": "4"}, "'' in field 'problem'"),
         ({"problem": "a", "answer": None}, "None in field 'answer'"),
+        ({"problem": "b"}, "lacks field 'answer'"),
         ({"problem": "a", "answer": "work ####  "}, "no answer after '####'"),
         ({"problem": "a", "answer": "4", "level": "hard"}, "'hard' in field 'level'"),
         ({"problem": "How?", "answer": "4"}, "same id or text as row 1"),
@@ -107,8 +109,6 @@ def test_unknown_sources_and_empty_and_odd_files_are_refused(tmp_path):
         load_problems("math50")
     with pytest.raises(ProblemFileError, match=r"no problem file nowhere.jsonl"):
         load_problems("nowhere.jsonl")
-    with pytest.raises(ProblemFileError, match=r"malformed\.jsonl, row 2 lacks field 'answer'"):
-        load_problems(DATA / "malformed.jsonl")
     with pytest.raises(ProblemFileError, match="holds no problem"):
         load_problems(write(tmp_path, ""))
     with pytest.raises(ProblemFileError, match="holds a dict"):

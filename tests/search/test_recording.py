@@ -34,13 +34,17 @@ def test_every_token_and_score_is_kept(fake_engine, tmp_path, strategy, length) 
     result, _, prm = search(fake_engine, path, strategy, length)
     recording = read_recording(path)
     tree = result.tree.set_index(["problem_id", "node_id"])
-    inputs = set()
+    inputs, texts = set(), {(): ()}
     for kept in recording.problems:
         for step in kept.steps:
             row = tree.loc[(kept.problem.id, "/".join(map(str, step.path)))]
             assert step.tokens == tuple(row["token_ids"])
             assert (step.text, step.finish_reason) == (row["text"], row["finish_reason"])
             assert step.slot == row["beam"]
+            texts[step.path] = (*texts[step.path[:-1]], step.text)
+            if strategy is BEAMS and step.finish_reason != "context":
+                (judged,) = (s for s in kept.solutions if s.steps == texts[step.path])
+                assert judged.score == row["score"]
         tokens = {(): ()}
         for solution in kept.solutions:
             tokens[solution.steps] = tokens[solution.steps[:-1]] + solution.tokens

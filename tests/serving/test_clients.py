@@ -143,7 +143,6 @@ def test_models_tokens_and_states(service, client):
     """What is served, /tokenize, /health, and vLLM's names in /metrics."""
     names = [model.id for model in client.models.list()]
     assert names[:4] == [SOLVER, "tiny-prm", "search/beam", "search/best_of_n"]
-    assert "search/dvts" in names
     assert client.models.retrieve("search/beam").id == "search/beam"
     tokenizer = service.thread.engines[SOLVER].tokenizer
     asked = {"model": SOLVER, "messages": CHAT, "return_token_strs": True}

@@ -1,6 +1,7 @@
 """Requests drawn from the server's OpenAPI description: answered or refused, never its fault."""
 
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +18,7 @@ ANYTHING = st.recursive(
 )  # fmt: skip
 MODELS = ["tiny-solver", "tiny-solver", "tiny-prm", "search/beam", "none"]
 LENGTHS = ("max_tokens", "max_completion_tokens")
+ANSWERED = Counter()  # requests, by status
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,7 @@ def service():
     with running(timeout=5.0) as service:
         yield service
         require_idle(service)
+        assert ANSWERED[200] and ANSWERED[400], "some are answered, some refused"
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +58,15 @@ def values(schema, schemas, name=""):
     elif schema.get("type") == "array":
         least, most = schema.get("minItems", 0), min(3, schema.get("maxItems", 3))
         right = st.lists(values(schema.get("items", {}), schemas), min_size=least, max_size=most)
-    elif schema.get("type") in ("integer", "number"):
+    elif schema.get("type") == "integer":
         low, high = schema.get("minimum", 0), schema.get("maximum", 9)
         right = st.integers(low, min(high, low + 300))
+    elif schema.get("type") == "number":
+        above, below = (schema.get(f"exclusive{end}") for end in ("Minimum", "Maximum"))
+        low = schema.get("minimum", above or 0)
+        high = schema.get("maximum", 9 if below is None else below)
+        shut = {"exclude_min": above is not None, "exclude_max": below is not None}
+        right = st.floats(low, high, **shut)
     else:
         kinds = {"string": st.text(max_size=12), "boolean": st.booleans(), "null": st.none()}
         right = kinds.get(schema.get("type"), ANYTHING)
@@ -78,6 +87,7 @@ def test_whatever_is_sent_the_server_answers_or_refuses(service, described, data
         if path.startswith("/v1/") and not str(body.get("model")).startswith("search"):
             body["max_tokens"] = 3
     status, text = ask(service, path, json.dumps(body).encode())
+    ANSWERED[status] += 1
     assert status in (200, 400, 404, 409, 503, 504), (status, text)
     if status != 200:
         error = json.loads(text)["error"]

