@@ -197,11 +197,16 @@ def records() -> dict[str, dict[str, Any]]:
 MEASURED = "measured tiny"
 
 
-def figure_rows(name: str, rung: str = MEASURED, **wanted: str) -> pd.DataFrame:
-    """The stored rows of a committed figure, of one rung, that have these values, by share."""
+def table_of(name: str) -> pd.DataFrame:
+    """The stored rows of a committed figure."""
     content = committed(f"figures/{name}.parquet")
     assert content is not None, name
-    rows = pd.read_parquet(io.BytesIO(content))
+    return pd.read_parquet(io.BytesIO(content))
+
+
+def figure_rows(name: str, rung: str = MEASURED, **wanted: str) -> pd.DataFrame:
+    """The stored rows of a committed figure, of one rung, that have these values, by share."""
+    rows = table_of(name)
     for column, value in {"rung": rung, **wanted}.items():
         rows = rows[rows[column] == value]
     return rows.set_index("llm_share").sort_index()
@@ -233,8 +238,7 @@ def shown(row: dict[str, Any]) -> str:
 def between(row: dict[str, Any], record: str) -> str:
     """The interval or spread of a row of a record as text."""
     if isinstance(row["spread"], list):
-        extremes = row["name"].endswith("resplit_p95_ms")
-        extremes |= record.startswith(("serve_", "search_systems"))
+        extremes = record.startswith(("serve_", "search_systems"))
         extremes &= not row["name"].startswith("gain_over@")
         kind = "least, most" if extremes else "95 %"
         low, high = (number(bound, "fraction") for bound in row["spread"])
@@ -504,9 +508,7 @@ def no_loss_up_to() -> int:
     """How many problems in flight leave the thesis's pair, replayed, room at the highest share; 0:
     none that was tried does.
     """
-    content = committed("figures/sensitivity.parquet")
-    assert content is not None
-    rows = pd.read_parquet(io.BytesIO(content))
+    rows = table_of("sensitivity")
     rows = rows[(rows["kind"] == "setting") & (rows["value"] == "problems in flight")]
     assert rows["high"].eq(0.5).all()
     return max(rows[rows["loss_high"] < 0.005]["setting"].astype(int), default=0)
@@ -514,11 +516,8 @@ def no_loss_up_to() -> int:
 
 def policies() -> list[str]:
     """Notebook 08's figure as a table: at each budget times the best static split's throughput."""
-    content = committed("figures/optimisation.parquet")
-    if content is None:
-        return []
     origin = json.loads(committed("figures/optimisation.json") or b"{}")
-    rows = pd.read_parquet(io.BytesIO(content))
+    rows = table_of("optimisation")
     rates = rows[rows["metric"] == "tokens_per_s"].set_index("setting")
     columns = {"static 0.3": "static_0.3/none", "default policy": "marginal_value/none",
                "static 0.3, all techniques": "static_0.3/all",
@@ -537,9 +536,7 @@ def policies() -> list[str]:
             )
         lines.append(f"| {' | '.join(cells)} |")
     same = rows.loc[rows["metric"] == "same", "value"] == 1
-    content = committed("figures/optimisation_replayed.parquet")
-    assert content is not None
-    far = pd.read_parquet(io.BytesIO(content)).query("metric == 'tokens_per_s'")
+    far = table_of("optimisation_replayed").query("metric == 'tokens_per_s'")
     told = []
     for budget, own in far.groupby("budget"):
         plain = own[(own["policy"] == "static") & (own["technique"] == "none")]["value"].max()
@@ -565,10 +562,8 @@ def policies() -> list[str]:
 
 
 def strategies() -> list[str]:
-    """Notebook 11's figure as a table; nothing where its rows have no verdicts."""
-    content = committed("figures/search_strategies.parquet")
-    if content is None or "alike" not in (rows := pd.read_parquet(io.BytesIO(content))):
-        return []
+    """Notebook 11's figure as a table."""
+    rows = table_of("search_strategies")
     origin = json.loads(committed("figures/search_strategies.json") or b"{}")
     told = origin["parameters"]["provenance"]
     (searched,) = re.findall(r"Searched: (.*)\.", told)
@@ -611,12 +606,11 @@ def strategies() -> list[str]:
 
 def mechanisms() -> list[str]:
     """What notebook 13's figures say of GPT-2; nothing where they are of another model."""
-    cache, memory = (committed(f"figures/engine_{name}.parquet") for name in ("cache", "memory"))
     origin = json.loads(committed("figures/engine_memory.json") or b"{}")
-    if cache is None or memory is None or origin["parameters"]["model"] != "dummy:gpt2":
+    if origin["parameters"]["model"] != "dummy:gpt2":
         return []
-    gain = pd.read_parquet(io.BytesIO(cache)).query("metric == 'ratio'").nlargest(1, "new_tokens")
-    rows = pd.read_parquet(io.BytesIO(memory))
+    gain = table_of("engine_cache").query("metric == 'ratio'").nlargest(1, "new_tokens")
+    rows = table_of("engine_memory")
     sizes = rows.pivot_table("value", ["metric", "batch"], "kind")
     paged = rows[(rows["metric"] == "ratio") & (rows["kind"] == "paged")].set_index("block_size")
     most = {kind: rows[(rows["metric"] == "most") & (rows["kind"] == kind)]["batch"].iloc[0]

@@ -40,11 +40,10 @@ def test_decodes_go_first_and_never_wait_for_a_prefill() -> None:
 
 
 def test_admission_needs_room_for_the_whole_sequence_and_stops_at_the_first_that_lacks_it() -> None:
-    rig = Rig(10, max_num_batched_tokens=8, max_model_len=40)
+    rig = Rig(10)
     rig.add(16)
     rig.add(28)  # seven blocks, six are left
     rig.add(2)  # would fit
-    rig.step()
     rig.step()
     assert (rig.scheduler.counts.running, rig.scheduler.counts.waiting) == (1, 2)
 

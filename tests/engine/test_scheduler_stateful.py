@@ -66,7 +66,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Siblings, as a search samples them."""
         for seed in seeds:
             self.next_id += 1
-            params = SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
+            own = {"temperature": self.next_id % 3 / 2, "top_k": self.next_id}
+            params = SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos, **own)
             self._add(Sequence(self.next_id, list(prompt), len(prompt), params, salt=salt))
 
     @rule(prompt=PROMPTS, extra=st.integers(0, 1), data=st.data())
@@ -105,6 +106,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not (self.victims and self.admitted), "admitted in a step that preempted"
         assert 0 < plan.num_tokens <= self.max_num_batched_tokens
         assert plan.num_seqs <= self.max_num_seqs
+        rows = plan.sampling
+        own = [self.live[i].params for i in self.scheduler.requests_of(rows.rows)]
+        assert [params.temperature for params in own] == rows.temperature.tolist()
+        assert [params.top_k for params in own] == rows.top_k.tolist()
         self._check_counts(plan)
         return plan
 
@@ -213,8 +218,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def laws_hold(self) -> None:
-        if not hasattr(self, "cache"):
-            return
         self.cache.compare()
         assert set(self.stops.params) == {i for i, s in self.live.items() if s.params is not None}
         assert self.scheduler.has_work == bool(self.live)

@@ -80,7 +80,11 @@ def expected(place: str) -> pd.DataFrame:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_search_is_the_same_however_it_is_cut(place: str, cut: str) -> None:
     """Preemption and eviction, other blocks, copied partial blocks, other batches."""
-    assert tree(own(place, **CUTS[cut])).equals(expected(place))
+    engines = own(place, **CUTS[cut])
+    assert tree(engines).equals(expected(place))
+    done = [sum(getattr(each.cache.stats, n) for each in engines) > 0
+            for n in ("evicted", "readmit_query_tokens", "copied")]  # fmt: skip
+    assert done == [cut == "short of memory"] * 2 + [cut == "partial blocks"]
 
 
 @pytest.mark.parametrize("policy", [StaticSplit, FirstCome, PhaseAware, MarginalValue])

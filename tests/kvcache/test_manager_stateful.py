@@ -2,7 +2,14 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
 
 from tests.kvcache.naive import ComparedCache
 from workbench.kvcache.arena import BlockShape, KVArena, PageShape
@@ -25,25 +32,17 @@ class ManagerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.next_id = 0
-        self.caches: dict[str, ComparedCache] = {}
         self.tokens: dict[int, list[int]] = {}
 
-    @rule(
+    @initialize(
         num_blocks=st.integers(1, 9), block_size=st.integers(1, 4),
         caching=st.sampled_from([True] * 4 + [False]), reuse=st.booleans(),
     )  # fmt: skip
     def create(self, num_blocks: int, block_size: int, caching: bool, reuse: bool) -> None:
-        if not self.caches:
-            reuse = {"reuse_partial_blocks": caching and reuse}
-            manager = self.new_manager(num_blocks, block_size, caching, **reuse)
-            self.caches["it"] = ComparedCache(manager)
+        reuse = {"reuse_partial_blocks": caching and reuse}
+        self.cache = ComparedCache(self.new_manager(num_blocks, block_size, caching, **reuse))
 
     new_manager = KVCacheManager
-
-    @property
-    def cache(self) -> ComparedCache:
-        self.create(num_blocks=8, block_size=4, caching=True, reuse=True)
-        return self.caches["it"]
 
     @rule(
         target=sequences, tokens=TOKENS, first=st.none() | st.integers(1, 14), salt=SALTS,
@@ -89,14 +88,9 @@ class ManagerMachine(RuleBasedStateMachine):
     def forget(self, line: list[int], kept: list[int], salt: bytes) -> None:
         self.cache.forget(line, kept, salt)
 
-    @rule(tokens=TOKENS, salt=SALTS, max_hit=MAX_HITS)
-    def match(self, tokens, salt, max_hit) -> None:
-        self.cache.match(tokens, salt=salt, max_hit=max_hit)
-
     @invariant()
     def laws_hold(self) -> None:
-        if self.caches:
-            self.cache.compare()
+        self.cache.compare()
 
 
 class ArenaMachine(ManagerMachine):
@@ -111,15 +105,14 @@ class ArenaMachine(ManagerMachine):
 
     @rule(tokens=TOKENS, stays=st.booleans())
     def another_model_works(self, tokens: list[int], stays: bool) -> None:
-        if self.caches:
-            other = self.arena.cache("other", 4)
-            other.apply()
-            if stays and other.num_active:
-                other.free_all()
-            elif other.allocate(self.next_id, tokens) is not None and not stays:
-                other.free(self.next_id)
-            self.next_id += 1
-            self.arena.check()
+        other = self.arena.cache("other", 4)
+        other.apply()
+        if stays and other.num_active:
+            other.free_all()
+        elif other.allocate(self.next_id, tokens) is not None and not stays:
+            other.free(self.next_id)
+        self.next_id += 1
+        self.arena.check()
 
 
 class ResizedMachine(ManagerMachine):

@@ -47,7 +47,7 @@ def test_every_size_equals_the_manager(data) -> None:
         else:
             chosen = draw(st.sampled_from(sorted(running)))
             if kind == "free":
-                cache.free(chosen)
+                cache.free(chosen, draw(st.none() | st.integers(0, len(running[chosen]))))
                 del running[chosen]
             elif cache.extend(chosen, running[chosen] + own) is not None:
                 running[chosen] = running[chosen] + own
