@@ -174,9 +174,9 @@ def test_a_callback_stops_a_replay(measured) -> None:
             ConfigError,
             "num_blocks beside a memory",
         ),
-        ({"block_size": "abc"}, ConfigError, "WhatIf.block_size is 'abc'; allowed: a whole number"),
-        ({"min_problem_batch": 2.5}, ConfigError, "min_problem_batch is 2.5"),
-        ({"dtype_bytes": 0}, ConfigError, "dtype_bytes is 0"),
+        ({"device": "h100", "block_size": "abc"}, ConfigError, "WhatIf.block_size is 'abc'; allow"),
+        ({"device": "h100", "min_problem_batch": 2.5}, ConfigError, "min_problem_batch is 2.5"),
+        ({"device": "h100", "dtype_bytes": 0}, ConfigError, "dtype_bytes is 0"),
         ({"device": "h100", "dtype_bytes": 1}, ConfigError, "dtype_bytes alone"),
         (
             {"device": "h100", "policy": "static", "llm": {"num_blocks": 50}},
