@@ -373,12 +373,10 @@ def grid(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def mark(found: dict[str, Any]) -> str:
-    """A record's commit, in bold why it does not stand, how often a part was measured again."""
+    """A record's commit, and in bold why it does not stand."""
     written = __name__ == "__main__" or not git(ROOT, "rev-parse", "HEAD")
     words = [f"commit {(found['git']['commit'] or 'unknown')[:12]}"]
     words += [f"**{doubt}**" for doubt in doubts(found, None if written else "HEAD")]
-    again = found.get("again", {}).items()
-    words += [f"{part} measured again {counted(len(times), 'time')}" for part, times in again]
     return "; ".join(words)
 
 

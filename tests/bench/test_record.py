@@ -46,24 +46,6 @@ def test_one_part_alone_is_refused_where_it_cannot_be(tmp_path, capsys):
     assert "is of --part distinct; name another file" in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_a_part_measured_again_is_counted_in_the_record(tmp_path):
-    """Its rows take the place of the old ones, the others stay; each time has its commit."""
-    rows = Row("arena", 1.0, "x"), Row("starts", 2.0, "s")
-    mode = {"shares": (0.1, 0.2), "part": None, "complete": True}
-    file = write_record(record("memory", rows, mode), tmp_path / "m.json")
-    whole = json.loads(file.read_text())
-    for value in (3.0, 4.0):
-        again = record("memory", [Row("arena", value, "x")], mode | {"part": "arena"})
-        write_record(again, file)
-    found = json.loads(file.read_text())
-    assert [row["value"] for row in found["rows"]] == [4.0, 2.0]
-    assert found["again"] == {"arena": [whole["git"]["commit"]] * 2}
-    assert found["mode"] == whole["mode"] and found["code"] == whole["code"]
-    write_record(again | {"git": {"commit": "0" * 40, "dirty": True}}, file)
-    *_, dirty, mixed = bench.doubts(json.loads(file.read_text()))
-    assert dirty.startswith("dirty") and mixed == "mixed: rows of 2 commits"
-
-
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
     """A copy of the package in a git checkout of its own, whose sources are asked for."""

@@ -48,9 +48,7 @@ def test_wilsons_interval_is_the_published_one_and_never_a_point():
 
 
 def test_a_statistic_is_that_of_the_sums_of_the_same_problems_and_the_same_every_time():
-    first, again = (
-        statistics.bootstrap_ratio([10.0, 90, 20], [1.0, 3, 2], "abc") for _ in range(2)
-    )
+    first, again = (statistics.bootstrap(([10.0, 90, 20], [1.0, 3, 2]), "abc") for _ in range(2))
     assert first == again
     assert first.low <= first.estimate == 20.0 <= first.high
     tokens = np.array([100.0, 900.0, 300.0, 50.0])
@@ -135,7 +133,9 @@ def test_noise_is_the_spread_of_wall_times_within_groups_of_equal_work():
     row = {"status": "finished", "seed": 0, "llm_share": 0.3, "role": "measure"}
     runs = pd.DataFrame([row | dict.fromkeys(WORK, w) for w in (1, 1, 2, 3)])
     timed = runs.assign(wall_s=[10.0, 14.0, 50.0, 90.0], tokens_per_s=1.0)
-    found = noise_of(timed)
+    two = timed.assign(machine=["a", "b", "a", "a"])  # of two machines nothing is learnt
+    assert not noise_of(two).is_known
+    found = noise_of(timed.assign(machine="a"))
     assert noise_of(timed.assign(rung=pd.Series(np.nan, runs.index, object))) == found
     assert (found.runs, found.degrees) == (2, 1)
     assert found.spread == pytest.approx(1.4)

@@ -125,12 +125,13 @@ def test_every_recording_is_planned_and_described() -> None:
     assert all(f"`{name}`" in card for name in names)
     assert sum(recording_path(name).stat().st_size for name in names) < LARGEST_BYTES
     for name in names:
-        found, plan = load_recording(name), PLANS[name]
-        assert len(found.problems) == plan.problems
-        kind, settings = STRATEGIES[plan.strategy], found.settings.strategy_settings
-        assert (found.settings.strategy, settings["n"]) == (kind.__name__, plan.n)
-        assert settings.get("beam_width", plan.beam_width) == plan.beam_width
-        is_scored = plan.strategy not in VOTE_ONLY
+        found, (llm, num_problems, sizes) = load_recording(name), PLANS[name]
+        plan = {"n": 16, "beam_width": 4, "strategy": "beam_search"} | sizes
+        assert (found.llm.name, len(found.problems)) == (llm, num_problems)
+        kind, settings = STRATEGIES[plan["strategy"]], found.settings.strategy_settings
+        assert (found.settings.strategy, settings["n"]) == (kind.__name__, plan["n"])
+        assert settings.get("beam_width", plan["beam_width"]) == plan["beam_width"]
+        is_scored = plan["strategy"] not in VOTE_ONLY
         assert all(p.steps and bool(p.solutions) == is_scored for p in found.problems)
         assert all(engine.spec and engine.weight_bytes for engine in (found.llm, found.prm))
         if name in ("tiny-16-n4", "smollm2-n4"):  # replays to its own tree

@@ -87,7 +87,7 @@ def _digest(bench: str, package: Path, gpu: bool) -> str:
 
 def doubts(record: Mapping[str, Any], commit: str | None = None) -> list[str]:
     """Why a record does not stand for the sources as they are (or were at `commit`): changed since,
-    measured from changed files, rows of several commits. Empty: it stands.
+    measured from changed files. Empty: it stands.
     """
     bench, made, dirty = record["bench"], record["git"]["commit"], record["git"]["dirty"]
     gpu = record["machine"]["gpu"] is not None
@@ -95,11 +95,9 @@ def doubts(record: Mapping[str, Any], commit: str | None = None) -> list[str]:
     known = there or record.get("code")
     if dirty is None:  # outside git, where WORKBENCH_COMMIT names the commit
         dirty = not there or record.get("code", there) != there
-    commits = {made, *(each for times in record.get("again", {}).values() for each in times)}
     found = {
         "stale: its sources have changed since": known != digest(bench, commit, gpu),
         "dirty: measured with changes that no commit has": dirty,
-        f"mixed: rows of {len(commits)} commits": len(commits) > 1,
     }
     return [doubt for doubt, holds in found.items() if holds]
 
@@ -122,7 +120,7 @@ def measure(
     The record is written to the file also of a run that Ctrl-C or SIGTERM breaks off. Raises
     ConfigError, before it begins, for an option that it does not take.
     """
-    from workbench.bench.record import joined, record, write_record  # noqa: PLC0415 - takes code_of
+    from workbench.bench.record import record, write_record  # noqa: PLC0415 - takes code_of
 
     module = import_module(f"workbench.bench.{name}")
     rows: list[Row] = []
@@ -133,7 +131,7 @@ def measure(
         part = json.loads(Path(file or "").read_text(encoding="utf-8"))["mode"]["part"]
     if part not in (None, mode.get("part")):
         raise ConfigError(f"{file} is of --part {part}; name another file.")
-    joined(record(name, rows, mode), file or "")  # refused, and the code read, before it begins
+    code_of(name)  # read before it begins
     # `timeout` sends SIGTERM: the benchmark ends as on Ctrl-C, its rows are written
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

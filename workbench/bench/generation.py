@@ -182,9 +182,12 @@ def _seconds(engine: Engine) -> float:
 
 
 def _spread(values: ArrayLike) -> dict[str, float]:
-    found = np.asarray(values, np.float64)
-    ends = {"low": float(found.min()), "high": float(found.max())}
-    return {"value": float(np.median(found)), **ends}
+    return dict(
+        zip(
+            ("low", "value", "high"),
+            np.quantile(np.asarray(values, np.float64), (0, 0.5, 1)).tolist(),
+        )
+    )
 
 
 # -- a KV cache, on and off --

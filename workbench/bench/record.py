@@ -237,32 +237,9 @@ def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, A
     }
 
 
-def joined(content: dict[str, Any], file: str | Path) -> dict[str, Any]:
-    """One part measured again in place of the rows that the file's record has of it; `again` has
-    the commit of each time. All others as they are.
-
-    Raises ConfigError where that record is of another benchmark, machine, package or mode.
-    """
-    part, told = content["mode"].get("part"), []
-    if part is None or not Path(file).is_file():
-        return content
-    whole = json.loads(Path(file).read_text(encoding="utf-8"))
-    for each in (whole, content):
-        mode = each["mode"] | {"part": None, "complete": True}
-        others = each["versions"] | {"workbench": None}
-        told.append(json.dumps([each["bench"], each["machine"], each["isa"], others, mode]))
-    if told[0] != told[1]:
-        raise ConfigError(f"{file} is of {told[0]}, --part {part} of {told[1]}; name another file.")
-    rows = {row["name"]: row for row in (*whole["rows"], *content["rows"])}
-    times = [*whole.get("again", {}).get(part, []), content["git"]["commit"]]
-    git = whole["git"] | {"dirty": content["git"]["dirty"] or whole["git"]["dirty"]}
-    again = whole.get("again", {}) | {part: times}
-    return whole | {"git": git, "rows": [*rows.values()], "again": again}
-
-
 def write_record(content: dict[str, Any], file: str | Path) -> Path:
-    """Write a record as JSON, atomically; one part alone goes into the record that is there."""
-    target, content = Path(file), joined(content, file)
+    """Write a record as JSON, atomically."""
+    target = Path(file)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

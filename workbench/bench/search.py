@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from tqdm.auto import tqdm
@@ -31,7 +31,7 @@ from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.experiments.execute import Pair, make_search, with_wall_part
 from workbench.experiments.runs import sweep_problems
 from workbench.experiments.settings import RunSpec
-from workbench.experiments.statistics import bootstrap_ratio
+from workbench.experiments.statistics import bootstrap
 from workbench.search.recording import require_destination
 from workbench.search.result import SearchResult
 from workbench.search.search import SYSTEM_PROMPTS
@@ -201,59 +201,41 @@ def tiny_rows(workload: SweepConfig, seeds: int) -> Iterator[Row]:
         yield ratio_row(name, *columns, done["problem_id"], seeds)
     yield Row("equal_tokens_n", count, "samples")
 
+    # PRM tokens without its cache and without a score cache, over those with both
     few = replace(workload, num_problems=min(workload.num_problems, UNCACHED_PROBLEMS))
-    yield _tokens_saved(few)
-
-
-def _tokens_saved(workload: SweepConfig) -> Row:
-    """PRM tokens computed without its cache and without a score cache, over those with both, for
-    the same search. Both begin with empty caches, kernels compiled and allocators warm.
-    """
-    llm, found = roomy_engine(workload.llm), list[pd.DataFrame]()
-    brief: dict[str, Any] = {"num_problems": 1, "max_depth": 1, "max_step_tokens": 4}
+    llm, found = roomy_engine(few.llm), list[pd.DataFrame]()
     for caches in (True, False):
-        prm = roomy_engine(workload.prm, enable_prefix_caching=caches)
-        searched(workload, llm, prm, WARM_UP_SEED, **brief)
-        for engine in (llm, prm):
-            engine.cache.reset()
-        found.append(searched(workload, llm, prm, score_cache=caches).problems)
+        prm = roomy_engine(few.prm, enable_prefix_caching=caches)
+        found.append(searched(few, llm, prm, score_cache=caches).problems)
+        llm.cache.reset()
     cheap, dear = (each["prm_tokens_computed"] for each in found)
-    return ratio_row("prm_tokens_saved", "x", dear, cheap, found[0]["problem_id"])
+    yield ratio_row("prm_tokens_saved", "x", dear, cheap, found[0]["problem_id"])
 
 
 def ratio_row(
     name: str, unit: str, top: pd.Series, bottom: pd.Series, problems: pd.Series, repeats: int = 1
 ) -> Row:
     """A ratio of sums with its 95 % interval over problems."""
-    found = bootstrap_ratio(top, bottom, problems.tolist())
+    found = bootstrap((top, bottom), problems.tolist())
     return Row(name, found.estimate, unit, repeats=repeats, spread=(found.low, found.high))
 
 
 # -- the searches that are kept in the package for replays --
 
 
-class Plan(NamedTuple):
-    """One recording: so many problems of the generator's family."""
-
-    llm: str
-    problems: int
-    n: int
-    beam_width: int = 4
-    strategy: str = "beam_search"
-
-
-PLANS = {
-    "tiny-128": Plan(TINY, 128, 16),
-    "tiny-16-n4": Plan(TINY, 16, 4),
-    "tiny-16-n16": Plan(TINY, 16, 16),
-    "tiny-16-n16-w2": Plan(TINY, 16, 16, 2),
-    "tiny-16-n16-w8": Plan(TINY, 16, 16, 8),
-    "tiny-16-n64": Plan(TINY, 16, 64),
-    "smollm2-n4": Plan("smollm2-135m", 8, 4),
-    "smollm2-n16": Plan("smollm2-135m", 8, 16),
+Plan = tuple[str, int, dict[str, Any]]  # the generator, problems of its family, the strategy's own
+PLANS: dict[str, Plan] = {
+    "tiny-128": (TINY, 128, {}),
+    "tiny-16-n4": (TINY, 16, {"n": 4}),
+    "tiny-16-n16": (TINY, 16, {}),
+    "tiny-16-n16-w2": (TINY, 16, {"beam_width": 2}),
+    "tiny-16-n16-w8": (TINY, 16, {"beam_width": 8}),
+    "tiny-16-n64": (TINY, 16, {"n": 64}),
+    "smollm2-n4": ("smollm2-135m", 8, {"n": 4}),
+    "smollm2-n16": ("smollm2-135m", 8, {}),
 }
 PLANS |= {
-    f"tiny-16-n16-{name.replace('_', '-')}": Plan(TINY, 16, 16, strategy=name)
+    f"tiny-16-n16-{name.replace('_', '-')}": (TINY, 16, {"strategy": name})
     for name in STRATEGIES
     if name != "beam_search"
 }
@@ -272,12 +254,11 @@ def make_recording(name: str, path: str | Path, source: str | None = None) -> Se
             f"There is no recording {name!r}; known: {known}.{nearest(name, list(PLANS))}"
         )
     require_destination(path)
-    model, num_problems, n, beam_width, strategy = PLANS[name]
+    model, num_problems, sizes = PLANS[name]
     workload = make_workload(model, None, source, num_problems)
     if model == TINY:
         workload = SweepConfig(problems=source or "tiny", num_problems=num_problems)
         llm, prm = Pair(RunSpec(workload, workload.sentinel_share, 0)).engines.values()
     else:
         llm, prm = (Engine(model, kv_memory=KV_MEMORY) for _ in range(2))
-    sizes: dict[str, Any] = {"n": n, "beam_width": beam_width, "strategy": strategy}
     return searched(workload, llm, prm, record=Path(path), **sizes)

@@ -5,9 +5,7 @@ caches are real, tokens are drawn, and seconds are a roofline's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from operator import methodcaller
 from typing import Any
 
 from workbench.config import SweepConfig
@@ -32,27 +30,22 @@ from workbench.replay.devices import Device, load_device
 from workbench.replay.simulator import ReplayEngine, SimulatedClock, play, settings_of
 from workbench.trace import Recorder
 
-Again = Callable[[ReplayEngine], int]
-"""Asks an engine once more what was asked, the tag that names it in the recording included."""
-
 
 class ReplayListener(ReplayEngine):
     """A replayed engine that keeps what it is asked."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.asked: list[tuple[Again, Asked]] = []
+        self.asked: list[Asked] = []
 
     def add(self, prompt: Any, params: Any, **more: Any) -> int:
         number = super().add(prompt, params, **more)
         sampled = tuple(self._nodes[number].step.tokens)
-        again = methodcaller("add", prompt, params, **more)
-        self.asked.append((again, Asked(list(prompt), params, sampled=sampled)))
+        self.asked.append(Asked(prompt, params, sampled=sampled, more=more))
         return number
 
     def add_score(self, token_ids: Any, positions: Any, columns: Any, **more: Any) -> int:
-        again = methodcaller("add_score", token_ids, positions, columns, **more)
-        self.asked.append((again, Asked(list(token_ids), None, tuple(positions), tuple(columns))))
+        self.asked.append(Asked(token_ids, None, tuple(positions), tuple(columns), more=more))
         return super().add_score(token_ids, positions, columns, **more)
 
 
@@ -63,7 +56,7 @@ class ReplayedCells:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._asked: dict[str, list[tuple[Again, Asked]]] = {}
+        self._asked: dict[str, list[Asked]] = {}
 
     def __call__(self, spec: RunSpec) -> RunResult:
         """All requests of a cell at once, one engine. OutOfMemory: no room for a padded batch."""
@@ -73,9 +66,9 @@ class ReplayedCells:
         model, clock, recorder = spec.get("model"), SimulatedClock(), Recorder("replay", 0.0)
         engine = self._engine(ReplayEngine, spec, model, answers, clock)
         engine.trace_as(recorder, model)
-        calls, asked = zip(*self._asked[model][:: spec.get("every")])
-        for again in calls:
-            again(engine)
+        asked = self._asked[model][:: spec.get("every")]
+        for each in asked:
+            each.queue(engine)
         while engine.has_work:
             engine.step()
         told = {"rung": REPLAYED, "machine": f"simulated {self._device.name}"}

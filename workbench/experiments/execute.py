@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -303,14 +303,17 @@ def _working_set(trace: Trace, block_bytes: Mapping[str, int]) -> dict[str, Any]
 
 @dataclass(slots=True)
 class Asked:
-    """One request and what it brought. positions and columns: asked of a PRM; params: of an LLM."""
+    """One request and what it brought. positions and columns: asked of a PRM; params: of an LLM;
+    more: options of both, such as the tag that names it in a recording.
+    """
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     params: SamplingParams | None = None
     positions: Sequence[int] = ()
     columns: Sequence[int] = ()
     sampled: tuple[int, ...] = ()
     logits: Any = None
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -319,11 +322,11 @@ class Asked:
             return self.positions[-1] + 1
         return len(self.token_ids) + len(self.sampled) - 1
 
-    def queue(self, engine: Engine) -> int:
+    def queue(self, engine: TokenEngine) -> int:
         """Ask an engine again."""
         if self.params is None:
-            return engine.add_score(self.token_ids, self.positions, self.columns)
-        return engine.add(self.token_ids, self.params)
+            return engine.add_score(self.token_ids, self.positions, self.columns, **self.more)
+        return engine.add(self.token_ids, self.params, **self.more)
 
     def is_same(self, output: RequestOutput) -> bool:
         """Whether an output is the recorded one, token by token or bit by bit."""
@@ -453,7 +456,7 @@ def counts_of_cell(spec: RunSpec, steps: pd.DataFrame, requests: int) -> dict[st
 DEVICE = "a100-40"
 REPLAYED_SETTINGS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
                      "min_problem_batch", "score_cache", "request_order", "problem_batching",
-                     "forget_pruned", "reuse_partial_blocks")  # fmt: skip
+                     "forget_pruned", "reuse_partial_blocks", "policy")  # fmt: skip
 
 
 def replay_identity(device: Device, config: SweepConfig) -> Identity:
@@ -508,8 +511,6 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     for role in ENGINES:
         own = ((n.removeprefix(f"{role}_"), v) for n, v in spec.own if n.startswith(f"{role}_"))
         asked[role] = dict(own)
-    if config.policy:
-        asked["policy"] = config.policy
     if spec.get("kv_bytes"):
         asked |= {"kv_memory": spec.get("kv_bytes"), "kv_share": spec.get("kv_share")}
     else:

@@ -176,7 +176,7 @@ def prefix_hit_rows(sweep: RunTables) -> pd.DataFrame:
     admitted = sweep.table("requests").dropna(subset="scheduled_s")
     for (share, engine), rows in admitted.groupby(["llm_share", "engine"]):
         units = list(rows["problem_id"])
-        found = statistics.bootstrap_ratio(rows["cached_tokens"], rows["prompt_tokens"], units)
+        found = statistics.bootstrap((rows["cached_tokens"], rows["prompt_tokens"]), units)
         parts.append({"llm_share": share, "engine": engine, **found.cells})
     return with_rooms(parts, sweep)
 
@@ -201,7 +201,7 @@ def thrashing_rows(sweep: RunTables) -> pd.DataFrame:
 
     def rate(rows: pd.DataFrame, top: str, scale: float) -> Row:
         units = rows["run_id"] + "/" + rows["stretch"].astype(str)
-        found = statistics.bootstrap_ratio(rows[top], rows["look_ups"], list(units))
+        found = statistics.bootstrap((rows[top], rows["look_ups"]), list(units))
         if rows[top].sum() == 0:
             found = Interval(0.0, 0.0, statistics.upper_bound_of_none(int(rows["look_ups"].sum())))
         return {name: scale * value for name, value in found.cells.items()}
@@ -308,7 +308,7 @@ def balance_rows(sweep: RunTables, cells: pd.DataFrame) -> pd.DataFrame:
     problems = sweep.table("problems").merge(seconds, on="run_id").merge(steps, on=keys)
     for (share, own), model in product(problems.groupby("llm_share"), ENGINES):
         part = own["wall_part_s"] / own["wall_s"] * own[f"{model}_busy_s"]
-        cells_of = statistics.bootstrap_ratio(own["steps"], part, list(own["problem_id"])).cells
+        cells_of = statistics.bootstrap((own["steps"], part), list(own["problem_id"])).cells
         busy.append({"llm_share": share, "metric": "steps_per_busy_s", "model": model} | cells_of)
     done = cells[cells["status"] == FINISHED]
     static = done["kind"] == settings.STATIC_BATCH

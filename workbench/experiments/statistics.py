@@ -1,9 +1,10 @@
 """Intervals for what a study claims: problems are drawn, the runs of one problem stay together.
 
-Every interval is a percentile bootstrap over problems (Efron, 1979), seeded. The question is nearly
-always a ratio of two settings that searched the same problems with the same seeds: what makes a
-problem slow everywhere cancels, and each run's seconds are multiplied by a factor drawn from what
-runs of equal work differ by. Settings whose runs did the same work are one.
+Intervals are percentile bootstraps over problems (Efron, 1979), seeded; of a proportion alone they
+are Wilson's, of what was never seen the rule of three's. The question is nearly always a ratio of
+two settings that searched the same problems with the same seeds: what makes a problem slow
+everywhere cancels, and each run's seconds are multiplied by a factor drawn from what runs of equal
+work differ by. Settings whose runs did the same work are one.
 """
 
 from __future__ import annotations
@@ -49,18 +50,13 @@ class Interval:
 
 def bootstrap_mean(values: ArrayLike, units: Sequence[object]) -> Interval:
     """Interval of the mean of `values` [N]; `units` [N] says which problem each belongs to."""
-    return bootstrap((values, np.ones(len(units))), units, np.divide)
-
-
-def bootstrap_ratio(top: ArrayLike, bottom: ArrayLike, units: Sequence[object]) -> Interval:
-    """Interval of sum(top) / sum(bottom), both [N], over problems `units` [N]."""
-    return bootstrap((top, bottom), units, np.divide)
+    return bootstrap((values, np.ones(len(units))), units)
 
 
 def bootstrap(
-    columns: Sequence[ArrayLike], units: Sequence[object], statistic: Callable[..., Any]
+    columns: Sequence[ArrayLike], units: Sequence[object], statistic: Callable[..., Any] = np.divide
 ) -> Interval:
-    """Interval of a statistic of the columns' [N] sums, problems drawn anew.
+    """Interval of a statistic of the columns' [N] sums, problems `units` [N] drawn anew.
 
     One problem alone has no spread: its interval is (-inf, inf), never a point.
     """
@@ -183,7 +179,8 @@ def noise_of(runs: pd.DataFrame) -> Noise:
     if "rung" in done and len(done) and done["rung"].fillna("").str.startswith(SIMULATED).all():
         return Noise(degrees=1)
     logs = pd.Series(np.log(done["wall_s"].to_numpy(float)), index=done.index)
-    alike = logs.groupby([work for _, work in _work(done).items()])
+    machine = [done["machine"]] if "machine" in done else []  # seconds of two are not compared
+    alike = logs.groupby([*(work for _, work in _work(done).items()), *machine])
     groups = alike.agg(["count", "var", "min", "max"]).query("count > 1")
     if groups.empty:
         return Noise()
