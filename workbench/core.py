@@ -96,11 +96,6 @@ class Sequence:
     score_rows: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt and output together."""
-        return len(self.token_ids)
-
-    @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return len(self.token_ids) - self.num_prompt_tokens
@@ -109,11 +104,6 @@ class Sequence:
     def num_to_compute(self) -> int:
         """Leading tokens that are ever computed: all, or up to the last position scored."""
         return len(self.token_ids) if self.score is None else self.score.positions[-1] + 1
-
-    @property
-    def kind(self) -> str:
-        """How the trace names it: generate or score."""
-        return "score" if self.params is None else "generate"
 
 
 @dataclass(frozen=True, slots=True)

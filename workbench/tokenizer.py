@@ -60,7 +60,7 @@ class Tokenizer:
         backend.no_truncation()
         config = _read_json(folder / "tokenizer_config.json")
         if (folder / "chat_template.jinja").is_file():  # goes before what config says
-            config["chat_template"] = (folder / "chat_template.jinja").read_text()
+            config["chat_template"] = _read_text(folder / "chat_template.jinja")
         eos_ids: list[int] = []
         for name in ("generation_config.json", "config.json"):
             given = _read_json(folder / name).get("eos_token_id")
@@ -181,11 +181,18 @@ def _token_text(token: str | dict[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is no text in UTF-8: {error}") from error
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(_read_text(path))
     except ValueError as error:
         raise ModelError(f"{path} is no valid JSON: {error}") from error
     if not isinstance(found, dict):

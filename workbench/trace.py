@@ -179,18 +179,9 @@ class Recorder:
         blocks_target: int | None = None,
     ) -> None:
         """One scheduling step; start_s is a clock reading, blocks_target default: blocks_total."""
-        row = StepRow(
-            run_id=self.run_id,
-            engine=engine,
-            step=step,
-            start_s=start_s - self.origin,
-            duration_s=duration_s,
-            schedule_s=schedule_s,
-            counts=counts,
-            score_cache_hits=0,
-            blocks_target=counts.blocks_total if blocks_target is None else blocks_target,
-        )
-        self._keep("steps", row)
+        target = counts.blocks_total if blocks_target is None else blocks_target
+        own = self.run_id, engine, step, start_s - self.origin, duration_s, schedule_s
+        self._keep("steps", StepRow(*own, counts, 0, target))
 
     def request(
         self, engine: str, sequence: Sequence, finish_reason: str, finished_s: float
@@ -203,7 +194,7 @@ class Recorder:
             run_id=self.run_id,
             engine=engine,
             request_id=sequence.request_id,
-            kind=sequence.kind,
+            kind="score" if params is None else "generate",
             problem_id=sequence.tag.problem_id,
             node_id=sequence.tag.node_id,
             seed=None if params is None else params.seed & 0xFFFF_FFFF_FFFF_FFFF,
@@ -222,11 +213,7 @@ class Recorder:
 
     def span(self, lane: str, kind: str, start_s: float, duration_s: float) -> None:
         """Time outside steps; start_s is a clock reading."""
-        since = start_s - self.origin
-        row = SpanRow(
-            run_id=self.run_id, lane=lane, kind=kind, start_s=since, duration_s=duration_s
-        )
-        self._keep("spans", row)
+        self._keep("spans", SpanRow(self.run_id, lane, kind, start_s - self.origin, duration_s))
 
     def _keep(self, table: str, row: NamedTuple) -> None:
         rows = self._rows[table]
@@ -294,15 +281,18 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
     return write_atomically(content.replace_schema_metadata(metadata), path)
 
 
-def write_atomically(content: pa.Table, path: str | os.PathLike[str]) -> Path:
-    """Write a Parquet file beside its target and move it there; returns the path."""
-    import pyarrow.parquet as pq  # noqa: PLC0415 - slow
-
+def write_atomically(content: pa.Table | str, path: str | os.PathLike[str]) -> Path:
+    """Write a Parquet file, or a text, beside its target and move it there; returns the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        pq.write_table(content, beside, compression="zstd", write_page_checksum=True)
+        if isinstance(content, str):
+            beside.write_text(content, encoding="utf-8")
+        else:
+            import pyarrow.parquet as pq  # noqa: PLC0415 - slow
+
+            pq.write_table(content, beside, compression="zstd", write_page_checksum=True)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

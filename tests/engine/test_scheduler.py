@@ -17,7 +17,7 @@ def test_a_long_prompt_is_computed_in_chunks_and_sampled_once_at_its_end() -> No
     assert [rig.rows(plan) for plan in chunks] == [[8], [8], [4]]
     assert [len(plan.sampling) for plan in chunks] == [0, 0, 1]
     assert chunks[2].sampling.positions.tolist() == [20]
-    assert (sequence.num_tokens, sequence.num_computed) == (21, 20)
+    assert (len(sequence.token_ids), sequence.num_computed) == (21, 20)
     rig.step()
     assert (sequence.scheduled_s, sequence.first_token_s) == (0.0, 1.0), "stamped once"
 
@@ -28,10 +28,10 @@ def test_decodes_go_first_and_never_wait_for_a_prefill() -> None:
     rig.step()
     rig.add(40)
     for _ in range(4):
-        before = short.num_tokens
+        before = len(short.token_ids)
         plan = rig.step()
         assert rig.rows(plan) == [1, 7]
-        assert short.num_tokens == before + 1
+        assert len(short.token_ids) == before + 1
     assert (rig.scheduler.counts.decode_tokens, rig.scheduler.counts.prefill_tokens) == (1, 7)
     waiting = rig.add(12)
     plans = [rig.rows(rig.step()) for _ in range(2)]
@@ -90,9 +90,9 @@ def test_a_prefill_gives_way_to_decodes_that_are_planned() -> None:
     rig.step()
     prefill = rig.add(20, 1)
     while not prefill.preemptions:
-        before = decoder.num_tokens
+        before = len(decoder.token_ids)
         rig.step()
-        assert decoder.num_tokens == before + 1
+        assert len(decoder.token_ids) == before + 1
         assert prefill.num_computed < 20
     rig.run()
     assert rig.finished == {1: "length", 2: "length"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from workbench.bench import code_of
 from workbench.engine.memory import MemoryProfile
 from workbench.errors import ConfigError
 from workbench.experiments.provenance import machine_facts, versions
+from workbench.trace import write_atomically
 
 Work = Callable[[], object]
 T = TypeVar("T")
@@ -239,12 +239,7 @@ def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, A
 
 def write_record(content: dict[str, Any], file: str | Path) -> Path:
     """Write a record as JSON, atomically."""
-    target = Path(file)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, target)
-    return target
+    return write_atomically(json.dumps(content, indent=2) + "\n", file)
 
 
 def _plain(value: Any) -> Any:

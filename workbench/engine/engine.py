@@ -441,7 +441,7 @@ class Engine:
                     raise ended[0].error
                 new = b"".join([self._token_bytes[k] for k in sequence.token_ids[shown:]])
                 piece = decoder.decode(new, final=not known)
-                shown = max(shown, sequence.num_tokens)  # less of them after a repair
+                shown = max(shown, len(sequence.token_ids))  # less of them after a repair
                 if piece:
                     yield piece
         finally:

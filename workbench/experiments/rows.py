@@ -35,7 +35,7 @@ from workbench.experiments.study import (
 from workbench.models.registry import model_spec
 from workbench.replay.answers import Answers
 from workbench.replay.devices import load_device
-from workbench.replay.miss_ratio import CacheCalls, miss_ratio, optimal_hits
+from workbench.replay.miss_ratio import Allocate, CacheCalls, miss_ratio, optimal_hits
 from workbench.replay.simulator import Changes, replay, search_calls
 from workbench.replay.workload import load_recording
 
@@ -769,7 +769,8 @@ def _curves(calls: CacheCalls, peak: int) -> list[Row]:
     found = np.geomspace(max(peak // 2, 1), most, SIZES).astype(int).tolist()
     sizes = sorted({*found, *(round(peak * each) for each in REPLAYS)})
     lru = miss_ratio(calls, sizes).query("fits")  # the others are of no order that happens
-    lru = lru.assign(thrashed_per_1000=1000 * lru["thrashed"] / max(calls.look_ups, 1))
+    look_ups = sum(isinstance(call, Allocate) for call in calls.calls)
+    lru = lru.assign(thrashed_per_1000=1000 * lru["thrashed"] / max(look_ups, 1))
     tight = [size for size in sizes if peak < size <= 3 * peak]  # beyond, both find the same
     some = [peak, *tight[:: -(-len(tight) // OPTIMA) or 1], sizes[-1]]
     both = [lru.assign(kind="lru"), optimal_hits(calls, some).assign(kind="optimum")]

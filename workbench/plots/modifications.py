@@ -177,7 +177,20 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             look = {"fillcolor": "#F2F2F2", "line_width": 0, "layer": "below"}
             fig.add_shape(x0=0, x1=1, xref="paper", yref="y", **reach, **look)
     fits = own[own["best"].notna()]
-    _plateaus(fig, fits)
+    ends, at = fits[["plateau_low", "plateau_high"]].to_numpy(), fits["place"]
+    name = "plateau: within 2 % of the best"
+    bars = theme.segments(ends, zip(at, at), theme.GREEN, 6, name=name)
+    best = go.Scatter(
+        x=fits["best"],
+        y=at,
+        mode="markers",
+        marker={"symbol": "diamond", "size": 8, "color": theme.BLACK},
+        name="best of those replayed",
+        customdata=fits[["label", "plateau_low", "plateau_high"]],
+        hovertemplate="%{customdata[0]}: best %{x:.2f}, plateau %{customdata[1]:.2f} to "
+        "%{customdata[2]:.2f}<extra></extra>",
+    )
+    fig.add_traces([bars, best], rows=[1, 1], cols=[1, 1])
     for column, (model, end) in ENDS.items():
         style = MODELS[model]
         lost = go.Scatter(
@@ -208,24 +221,6 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_xaxes(title_text=title, range=[-3, 1.06 * most], row=1, col=2)
     title, room = "What the split's answer depends on", {"top": 84, "left": 262, "legend": 6}
     return finish(fig, title, _SETTINGS_CAPTION, provenance, 15 * len(own) + 12, **room)
-
-
-def _plateaus(fig: go.Figure, rows: pd.DataFrame) -> None:
-    """A bar from end to end of each plateau, its best share as a diamond."""
-    ends, places = rows[["plateau_low", "plateau_high"]].to_numpy(), rows["place"]
-    name = "plateau: within 2 % of the best"
-    bars = theme.segments(ends, zip(places, places), theme.GREEN, 6, name=name)
-    best = go.Scatter(
-        x=rows["best"],
-        y=rows["place"],
-        mode="markers",
-        marker={"symbol": "diamond", "size": 8, "color": theme.BLACK},
-        name="best of those replayed",
-        customdata=rows[["label", "plateau_low", "plateau_high"]],
-        hovertemplate="%{customdata[0]}: best %{x:.2f}, plateau %{customdata[1]:.2f} to "
-        "%{customdata[2]:.2f}<extra></extra>",
-    )
-    fig.add_traces([bars, best], rows=[1, 1], cols=[1, 1])
 
 
 # -- policies and techniques for two models in one memory --

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from workbench.config import format_size, require_known
 from workbench.errors import ConfigError, OutOfMemory, nearest
+from workbench.trace import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,4 @@ def load_device(name: str | os.PathLike[str]) -> Device:
 
 def write_device(device: Device, path: str | os.PathLike[str]) -> Path:
     """Write a device as JSON; returns the path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    beside.write_text(json.dumps(asdict(device), indent=2) + "\n", encoding="utf-8")
-    return beside.replace(path)
+    return write_atomically(json.dumps(asdict(device), indent=2) + "\n", path)

@@ -66,11 +66,6 @@ class CacheCalls:
     num_contents: int
     calls: Sequence[Allocate | Extend | Free]
 
-    @property
-    def look_ups(self) -> int:
-        """How many admissions there are."""
-        return sum(isinstance(call, Allocate) for call in self.calls)
-
 
 class LoggedCache(KVCacheManager):
     """A cache that keeps its calls."""

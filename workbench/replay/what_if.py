@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from workbench.config import EngineConfig, format_size, parse_size, refused, require_known
+from workbench.config import format_size, parse_size, refused, require_known
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.models.spec import ModelSpec
 from workbench.replay.answers import Answers
@@ -196,16 +196,14 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
                 f"what_if got kv_share and policy={asked.policy!r}, which keeps no split; give "
                 "one of them, or another policy."
             )
-    elif budgets is not None:
-        for model, own, kv in zip(models, changes, budgets, strict=True):
-            own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
     memory = []
-    for place, (model, own) in enumerate(zip(models, changes, strict=True)):
+    for model, own, given in zip(models, changes, budgets or (None, None), strict=True):
         config = settings_of(model, own)
-        block = _block_bytes(model, config)
-        kv = (config.num_blocks or 0) * block  # as recorded, if not given
-        if budgets is not None and shared is not None:
-            kv = budgets[place]
+        block = recorded(model, "block_bytes") // block_size_of(model) * config.block_size
+        kv = (config.num_blocks or 0) * block if given is None else given  # as recorded, if not
+        if given is not None and shared is None:
+            own["num_blocks"] = kv // block
+            kv -= kv % block
         memory.append(ModelMemory(model.name, model.weight_bytes or 0, kv, block, kv // block))
     taken = sum(part.weight_bytes + part.kv_bytes for part in memory)
     device.require_room(taken, "Weights and KV of both models")
@@ -230,10 +228,6 @@ def _other(
         weight_bytes=spec.weight_bytes(dtype_bytes) + spec.table_bytes(dtype_bytes),
         block_bytes=spec.block_bytes(block_size_of(engine), dtype_bytes),
     )
-
-
-def _block_bytes(model: RecordedEngine, settings: EngineConfig) -> int:
-    return recorded(model, "block_bytes") // block_size_of(model) * settings.block_size
 
 
 def _recorded_kv(models: Models) -> list[int]:

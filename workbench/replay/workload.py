@@ -96,17 +96,15 @@ class Lengths(NamedTuple):
     solution_tokens: int
 
 
-def math500_lengths(limit: int | None = None, seed: int = 0) -> list[Lengths]:
-    """Every problem, or those that load_problems("math500", limit, seed=seed) chooses."""
+def math500_lengths(limit: int | None = None) -> list[Lengths]:
+    """Every problem, or those that load_problems("math500", limit) chooses."""
     with MATH500.open(encoding="utf-8", newline="") as file:
         rows = [Lengths(r[0], *map(int, r[1:])) for r in list(csv.reader(file))[1:]]
     if limit is None:
         return rows
     if not 1 <= limit <= len(rows):
         raise ConfigError(f"limit is {limit}; allowed: 1 to {len(rows)}, or None.")
-    known = {row.id: row for row in rows}
-    problems = [Problem(row.id, row.id, None, row.level) for row in rows]
-    return [known[problem.id] for problem in pick_uniformly(problems, limit, seed)]
+    return pick_uniformly(rows, limit, 0)
 
 
 # -- a search of the thesis's pair, its steps drawn --

@@ -85,9 +85,11 @@ def _check_levels(levels: Sequence[int] | None, known: Iterable[int], source: st
         )
 
 
-def pick_uniformly(problems: Sequence[Problem], limit: int, seed: int) -> list[Problem]:
-    """`limit` problems, the levels taking turns; a level that runs out drops out of the turns."""
-    by_level: dict[int, list[Problem]] = {}
+def pick_uniformly(problems: Sequence[Any], limit: int, seed: int) -> list[Any]:
+    """`limit` problems, or what else has an id and a level, the levels taking turns; a level that
+    runs out drops out of the turns.
+    """
+    by_level: dict[int, list[Any]] = {}
     for problem in problems:
         by_level.setdefault(problem.level or 0, []).append(problem)
     queues = [

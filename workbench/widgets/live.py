@@ -69,10 +69,15 @@ def figure_rows(snapshot: Snapshot) -> pd.DataFrame:
 
 
 def live_figure(
-    snapshot: Snapshot, provenance: str = "", pinned: pd.DataFrame | None = None
+    snapshot: Snapshot,
+    provenance: str = "",
+    pinned: pd.DataFrame | None = None,
+    rows: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """A snapshot drawn; its traces carry their names in `meta`. pinned: figure_rows of another."""
-    rows = figure_rows(snapshot)
+    """A snapshot drawn; its traces carry their names in `meta`. pinned: figure_rows of another;
+    rows: of this, where they are known.
+    """
+    rows = figure_rows(snapshot) if rows is None else rows
     specs = [[{}], [{"secondary_y": True}], [{}], [{}], [{}]]
     heights = (0.33, 0.19, 0.09, 0.13, 0.26)
     shape = {"row_heights": heights, "vertical_spacing": 0.064, "specs": specs}
@@ -269,6 +274,7 @@ class LiveView(FigureView):
 
     def _drawings(self) -> dict[str, Drawing]:
         snapshot = self.live.snapshot()
-        figure = live_figure(snapshot, self._provenance, self._pinned_rows)
+        rows = figure_rows(snapshot)
+        figure = live_figure(snapshot, self._provenance, self._pinned_rows, rows)
         given, words = {"kv_share": self.share.value}, in_words(snapshot)
-        return {"live_memory_split": Drawing(figure, figure_rows(snapshot), words, given)}
+        return {"live_memory_split": Drawing(figure, rows, words, given)}

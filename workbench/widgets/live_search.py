@@ -230,7 +230,6 @@ class LiveSearch:
         self._waits_since: float | None = None
         self._is_stopped = False
         self._rows, self._moves = array("d"), list[Move]()
-        self._phase, self._steps, self._tokens = "", 0, 0
         self._search: Search | None = None
         self._evicted_before = [pool.stats.evicted for pool in self.pair.arena.pools]
         self._ended_s: float | None = None
@@ -334,9 +333,9 @@ class LiveSearch:
     def wait_for_steps(self, more: int) -> bool:
         """Wait until so many more steps were taken; False if the search ended before."""
         with self._changed:
-            wanted = self._steps + more
-            self._changed.wait_for(lambda: self._steps >= wanted or self._ended_s is not None)
-            return self._steps >= wanted
+            wanted = len(self._rows) + more * len(StepSeen._fields)
+            self._changed.wait_for(lambda: len(self._rows) >= wanted or self._ended_s is not None)
+            return len(self._rows) >= wanted
 
     def snapshot(self) -> Snapshot:
         """What it does now; a few milliseconds, whatever the search does meanwhile."""
@@ -352,22 +351,23 @@ class LiveSearch:
                         for block in held
                     ]
         with self._changed:
-            rows, steps, tokens = np.array(self._rows), self._steps, self._tokens
+            rows = np.array(self._rows).reshape(-1, len(StepSeen._fields))
         state, search = self.state, self._search
+        last = StepSeen(*rows[-1].tolist() if len(rows) else [0] * rows.shape[1])
         return Snapshot(
             state=state,
             seconds=self.seconds if self._thread else 0.0,
-            phase=self._phase if state == "running" else "",
-            steps=steps,
-            tokens=tokens,
+            phase=ROLES[int(last.is_prm)] if state == "running" and len(rows) else "",
+            steps=len(rows),
+            tokens=int(rows[:, StepSeen._fields.index("tokens")].sum()),
             answered=search.progress.answered if search else 0,
             problems=len(self.problems),
             target=target / arena.num_pages,
             actual=actual / arena.num_pages,
-            steps_seen=rows.reshape(-1, len(StepSeen._fields)),
+            steps_seen=rows,
             moves=tuple(self._moves),
             blocks=blocks,
-            evicted=dict(zip(ROLES, self._evicted())),
+            evicted=dict(zip(ROLES, (int(last.llm_evicted), int(last.prm_evicted)))),
             problem=f"{type(self.error).__name__}: {self.error}" if state == "failed" else "",
         )
 
@@ -410,7 +410,6 @@ class LiveSearch:
         with self._changed:
             step = StepSeen(float(role == "prm"), start_s, end_s, tokens, *evicted, *levels)
             self._rows.extend(step)
-            self._phase, self._steps, self._tokens = role, self._steps + 1, self._tokens + tokens
             self._changed.notify_all()
         return outputs
 

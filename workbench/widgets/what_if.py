@@ -121,11 +121,6 @@ def _keeps_split(at: Position) -> bool:
     return at.policy is None or POLICIES[at.policy]().keeps_split
 
 
-def _share(at: Position) -> str:
-    """The share to as many digits as it has."""
-    return max(f"{at.llm_share:.2f}", f"{at.llm_share:.6g}", key=len)
-
-
 # -- in words --
 
 
@@ -414,8 +409,9 @@ class WhatIfWidget(parts.FigureView):
         view = self.view
         at, info = view.chosen.position, self._infos[view.chosen.position.recording]
         policy = "" if at.policy is None else f", {at.policy}"
+        share = max(f"{at.llm_share:.2f}", f"{at.llm_share:.6g}", key=len)
         name = (
-            f"{info.path.stem}, {format_size(at.total_memory)} at {_share(at)}, {at.device}, "
+            f"{info.path.stem}, {format_size(at.total_memory)} at {share}, {at.device}, "
             f"{at.block_size}/{at.max_num_seqs}/{at.max_num_batched_tokens}{policy}"
         )
         others = [(key, pin) for key, pin in self.pins.items() if key != name]
