@@ -183,11 +183,16 @@ def _described(declared: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
-    """What every configuration can do: be read from a mapping, and be written."""
+class Checked:
+    """Settings whose types and values are checked when they are made: see `check`."""
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings(Checked):
+    """What every configuration can do: be read from a mapping, and be written."""
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:

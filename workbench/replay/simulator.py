@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.config import POLICIES as POLICY_NAMES
-from workbench.config import EngineConfig, SearchSwitches, check, require_known
+from workbench.config import Checked, EngineConfig, SearchSwitches, require_known
 from workbench.core import CacheRoom, RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
 from workbench.engine.requests import Ids, Prompt
 from workbench.engine.static_batch import scheduler_of
@@ -86,15 +86,12 @@ def settings_of(engine: RecordedEngine, changes: Changes | None = None) -> Engin
 
 
 @dataclass(frozen=True, slots=True)
-class SharedMemory:
+class SharedMemory(Checked):
     """One arena for both models, as KVArena takes it. policy: a name in POLICIES."""
 
     memory: int | str
     policy: Annotated[str, POLICY_NAMES] = "marginal_value"
     kv_share: float | None = None
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def keeps_split(self) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from workbench.config import EngineConfig, Range, check, require_known
+from workbench.config import Checked, EngineConfig, Range, require_known
 from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.models.registry import model_spec
 from workbench.search.prm import SCORE_UNIT, Critiques
@@ -261,7 +261,7 @@ def _recording(problems: Sequence[RecordedProblem], strategy: Strategy, seed: in
 
 
 @dataclass(frozen=True, slots=True)
-class Assumptions:
+class Assumptions(Checked):
     """What is not known of the 1B model's steps without running it.
 
     length_ratio: a solution's tokens over the reference's (headings and small steps are written
@@ -279,9 +279,6 @@ class Assumptions:
     endless: _Part = 0.001
     twins: _Part = 0.004
     score_spread: _Positive = 0.12
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 DRAWN_STRATEGIES = ("beam_search", "best_of_n", "dvts", "lookahead", "rebase", "ets")

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
-from workbench.config import AtLeastOne, Range, check
+from workbench.config import AtLeastOne, Checked, Range
 from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine
 from workbench.errors import ConfigError, ModelError, PromptError
 from workbench.search.answers import UNSCORED, check_choice
@@ -273,15 +273,12 @@ def known_format(name: str, architecture: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Critiques:
+class Critiques(Checked):
     """How a generative verifier is asked: `count` critiques a step, whose verdicts are averaged."""
 
     count: AtLeastOne = 1
     tokens: AtLeastOne = 512  # of one critique, at most
     temperature: Annotated[float, Range(0)] = 0.7
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class PRM:

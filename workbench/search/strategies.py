@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
-from workbench.config import AGGREGATIONS, AtLeastOne, check
+from workbench.config import AGGREGATIONS, AtLeastOne, Checked
 from workbench.search.answers import aggregate
 from workbench.search.problems import Problem
 
@@ -135,7 +135,7 @@ class Strategy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BeamSearch:
+class BeamSearch(Checked):
     """n beams, of which n // beam_width survive an iteration, for at most max_depth iterations.
 
     Snell et al. 2024 (arXiv 2408.03314), as the thesis runs it. finish_at_limit samples the last
@@ -149,9 +149,6 @@ class BeamSearch:
     finish_at_limit: bool = False
     limit_tokens: AtLeastOne = 2048
     aggregation: Annotated[str, AGGREGATIONS] = "last"
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def search(self, problem: Problem) -> SearchGenerator:
         """Extend, score, keep the best and refill, until n beams have ended or at max_depth."""
@@ -205,7 +202,7 @@ def split_steps(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class BestOfN:
+class BestOfN(Checked):
     """n samples of at most max_tokens tokens each, every one scored step by step.
 
     After Cobbe et al. 2021 (arXiv 2110.14168), whose verifier judges whole solutions.
@@ -214,9 +211,6 @@ class BestOfN:
     n: AtLeastOne = 16
     max_tokens: AtLeastOne = 2048
     aggregation: Annotated[str, AGGREGATIONS] = "last"
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def search(self, problem: Problem) -> SearchGenerator:
         """One Generate, one Score, and the samples in order of their scores."""

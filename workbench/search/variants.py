@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from workbench.config import AGGREGATIONS, AtLeastOne, Range, check, check_subtrees
+from workbench.config import AGGREGATIONS, AtLeastOne, Checked, Range, check, check_subtrees
 from workbench.core import node_seed
 from workbench.search.answers import aggregate
 from workbench.search.problems import Problem
@@ -41,7 +41,7 @@ Positive = Annotated[float, Range(1e-6)]
 
 
 @dataclass(frozen=True, slots=True)
-class SelfConsistency:
+class SelfConsistency(Checked):
     """The answer that most of n samples give, without a score (Wang et al. 2022, arXiv 2203.11171).
 
     examples: worked problems, put before the question; instruction: put after it, for instance
@@ -53,9 +53,6 @@ class SelfConsistency:
     instruction: str = ""
     examples: tuple[str, ...] = ()
     aggregation: Annotated[str, AGGREGATIONS] = "last"  # of no scores: all votes weigh the same
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def posed(self, problem: Problem) -> Problem:
         """The problem as the model is asked it; the PRM, for another vote, sees it as it is."""
@@ -109,7 +106,7 @@ class DVTS:
 
 
 @dataclass(frozen=True, slots=True)
-class Lookahead:
+class Lookahead(Checked):
     """Beam search that judges a beam by the steps that follow it (Snell et al. 2024, 2408.03314).
 
     What is sampled ahead is the first child of what it judges, so a survivor keeps it and it is not
@@ -122,9 +119,6 @@ class Lookahead:
     max_depth: AtLeastOne = 40
     lookahead: AtLeastOne = 1
     aggregation: Annotated[str, AGGREGATIONS] = "last"
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def search(self, problem: Problem) -> SearchGenerator:
         """As BeamSearch; a beam's score is that of its first child's first child's ... steps."""
@@ -153,7 +147,7 @@ class Lookahead:
 
 
 @dataclass(frozen=True, slots=True)
-class REBASE:
+class REBASE(Checked):
     """Reward-balanced search (Wu et al. 2024, arXiv 2408.00724): children by softmax of scores.
 
     The n places that finished beams leave are divided among all beams that can grow, in proportion
@@ -164,9 +158,6 @@ class REBASE:
     max_depth: AtLeastOne = 40
     balance_temperature: Positive = 0.2
     aggregation: Annotated[str, AGGREGATIONS] = "last"
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def search(self, problem: Problem) -> SearchGenerator:
         """Extend, score and give every beam its share of the next step's children."""
@@ -256,7 +247,7 @@ class DORA(REBASE):
 
 
 @dataclass(frozen=True, slots=True)
-class ParticleFilter:
+class ParticleFilter(Checked):
     """n particles, resampled by score after every step (Puri et al. 2025, arXiv 2502.01618).
 
     A particle's weight is exp(logit(score) / weight_temperature). Finished particles are drawn from
@@ -269,9 +260,6 @@ class ParticleFilter:
     weight_temperature: Positive = 1.0
     aggregation: Annotated[str, AGGREGATIONS] = "last"
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def search(self, problem: Problem) -> SearchGenerator:
         """Extend what can grow, weigh all, and draw the next n particles."""

@@ -32,7 +32,7 @@ from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from workbench.config import EngineConfig, Range, check, format_size, parse_size
+from workbench.config import Checked, EngineConfig, Range, format_size, parse_size
 from workbench.core import SamplingParams, ScoreParams
 from workbench.engine.memory import block_shape, device_memory, peak_on
 from workbench.errors import ConfigError, WorkbenchError
@@ -52,7 +52,7 @@ ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circu
 
 
 @dataclass(frozen=True, slots=True)
-class ServeConfig:
+class ServeConfig(Checked):
     """One server. models: names, or all of them NAME=SIZE of KV cache; memory: of all KV caches.
 
     max_queue: sequences of a model that may wait, each of n choices one; with 0 each is taken at
@@ -69,9 +69,6 @@ class ServeConfig:
     max_body: Annotated[int, Range(1)] = 2**20
     api_key: str | None = None
     memory: str | None = None
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def make_arena(config: ServeConfig, engine: EngineConfig) -> KVArena:
