@@ -47,7 +47,7 @@ from workbench.engine.requests import (
     score_params,
 )
 from workbench.engine.sampling import StopChecker
-from workbench.engine.static_batch import scheduler_of
+from workbench.engine.static_batch import make_scheduler
 from workbench.errors import ConfigError, StepError
 from workbench.host import collection_paused
 from workbench.kvcache.arena import KVArena
@@ -163,25 +163,12 @@ class Engine:
             with self.cache.lock, self.cache.change():
                 self.cache.free_all()  # of an engine that had this name and was dropped
         self.cache.require(-(-longest // config.block_size))
-        tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
+        limits = config.max_num_batched_tokens, config.max_num_seqs, longest
         with explain_out_of_memory(config.model, model, self.memory.activations, self.memory.kv):
-            self.executor = Executor(
-                model,
-                storage,
-                max_num_batched_tokens=tokens,
-                max_num_seqs=seqs,
-                max_model_len=longest,
-            )
+            self.executor = Executor(model, storage, *limits)
             self.executor.record_steps()
-        self.scheduler = scheduler_of(config)(
-            self.cache,
-            storage.offsets,
-            max_model_len=longest,
-            stops=self._stops(),
-            watermark=config.watermark,
-            max_num_batched_tokens=tokens,
-            max_num_seqs=seqs,
-        )
+        given = {"max_model_len": longest, "stops": self._stops()}
+        self.scheduler = make_scheduler(config, self.cache, storage.offsets, **given)
         if place is not None:  # last: the name is taken for as long as this engine lives
             place.arena.storage.users[place.name] = self
 

@@ -58,7 +58,6 @@ class Executor:
         self,
         model: LlamaModel,
         storage: BlockStorage,
-        *,
         max_num_batched_tokens: int = 2048,
         max_num_seqs: int = 64,
         max_model_len: int | None = None,

@@ -142,12 +142,6 @@ class ForeignEngine(ABC):
             )
         return outputs
 
-    def _last(self, sequence: Sequence) -> int:
-        """Tokens at which generation ends for length."""
-        assert sequence.params is not None
-        most = sequence.num_prompt_tokens + sequence.params.max_tokens
-        return min(most, self.max_model_len)
-
     # -- what they lack --
 
     @property
@@ -268,6 +262,7 @@ class TransformersEngine(ForeignEngine):
         sequence.logprobs.clear()
         self._stops.add(sequence.request_id, params)
         new, reason = ids, None
+        most = requests.length_limit(sequence, self.max_model_len)
         try:
             while reason is None:
                 logits, past = self._forward(new, [len(new) - 1], past)
@@ -276,7 +271,7 @@ class TransformersEngine(ForeignEngine):
                 ids.append(int(tokens[0]))
                 sequence.logprobs += [each for each in logprobs if each is not None]
                 reason = self._stops.finish_reason(sequence)
-                reason = reason or ("length" if len(ids) >= self._last(sequence) else None)
+                reason = reason or ("length" if len(ids) >= most else None)
                 new = ids if past is None else ids[-1:]
         finally:
             self._stops.remove(sequence.request_id)

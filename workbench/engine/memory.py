@@ -197,13 +197,7 @@ def measure_activations(
     spec, some = model.spec, model.first_layers(2)
     shape = len(some.layers), spec.kv_heads, spec.head_dim
     storage = KVStorage(1, block_size, *shape, model.dtype, model.device)
-    executor = Executor(
-        some,
-        storage,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-    )
+    executor = Executor(some, storage, max_num_batched_tokens, max_num_seqs, max_model_len)
     tokens = min(max_num_batched_tokens, max_num_seqs * max_model_len)
     samples = spec.value_head is None
     seqs = min(max_num_seqs, tokens)

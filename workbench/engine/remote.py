@@ -25,7 +25,7 @@ import numpy as np
 
 from workbench.core import RequestOutput, SamplingParams, Sequence
 from workbench.engine.foreign import ForeignEngine, Logits
-from workbench.engine.requests import Ids, output_of
+from workbench.engine.requests import Ids, length_limit, output_of
 from workbench.errors import ConfigError, ModelError, RemoteError, WorkbenchError, nearest
 from workbench.models.registry import DUMMY, find_model, open_source
 
@@ -510,7 +510,8 @@ class RemoteEngine(ForeignEngine):
             if is_wanted and name not in self.capabilities:
                 able = ", ".join(sorted(self.capabilities)) or "none"
                 raise RemoteError(f"{self!r} has no {name}; its capabilities: {able}.")
-        last, eos = self._last(sequence), () if params.ignore_eos else self.tokenizer.eos_ids
+        last = length_limit(sequence, self.max_model_len)
+        eos = () if params.ignore_eos else self.tokenizer.eos_ids
         stops, most = tuple(sorted({*params.stop_token_ids, *eos})), last - len(prompt)
         asked = replace(params, max_tokens=most, stop_token_ids=stops)
         ids, cached, ended = await self._kind.sample(prompt, asked)

@@ -107,6 +107,13 @@ def _require_inside(what: str, given: Ids, size: int, where: str) -> None:
         raise PromptError(f"{what} {bad} is not in {where}; allowed: 0 to {size - 1}.")
 
 
+def length_limit(sequence: Sequence, max_model_len: int) -> int:
+    """Tokens it may grow to: max_tokens, cut to max_model_len; of a score, those computed."""
+    if sequence.params is None:
+        return sequence.num_to_compute
+    return min(sequence.num_prompt_tokens + sequence.params.max_tokens, max_model_len)
+
+
 def require_servable(sequence: Sequence, max_model_len: int) -> None:
     """PromptError if it is empty or too long; a prompt must leave room for one token."""
     score, num_tokens = sequence.score, len(sequence.token_ids)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,21 +59,25 @@ def require_finite_rows(finite: NDArray[np.bool_], rows: NDArray[np.int64]) -> N
         )
 
 
+COLUMNS = {"seeds": np.uint64, "temperature": np.float64, "top_k": np.int64,
+           "top_p": np.float64, "min_p": np.float64, "logprobs": np.int64}  # fmt: skip
+"""Of SamplingRows what follows from a request's params, and its type."""
+
+
+def columns_of(params: SamplingParams) -> dict[str, float]:
+    """What a row of the request has in each of COLUMNS."""
+    own = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    likely = -1 if params.logprobs is None else params.logprobs
+    return {**own, "seeds": params.seed & 0xFFFF_FFFF_FFFF_FFFF, "logprobs": likely}
+
+
 def rows_of(
     params: SamplingParams, rows: NDArray[np.int64], positions: NDArray[np.int64]
 ) -> SamplingRows:
     """Rows that are all sampled by the same params."""
-    count = len(rows)
-    return SamplingRows(
-        rows=rows,
-        positions=positions,
-        seeds=np.full(count, params.seed & 0xFFFF_FFFF_FFFF_FFFF, np.uint64),
-        temperature=np.full(count, params.temperature, np.float64),
-        top_k=np.full(count, params.top_k, np.int64),
-        top_p=np.full(count, params.top_p, np.float64),
-        min_p=np.full(count, params.min_p, np.float64),
-        logprobs=np.full(count, -1 if params.logprobs is None else params.logprobs, np.int64),
-    )
+    own = columns_of(params).items()
+    columns: dict[str, Any] = {n: np.full(len(rows), v, COLUMNS[n]) for n, v in own}
+    return SamplingRows(rows, positions, **columns)
 
 
 def filters_of(rows: SamplingRows, vocab: int) -> NDArray[np.float64] | None:

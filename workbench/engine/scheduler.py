@@ -18,7 +18,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from operator import add, attrgetter, sub
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ from workbench.core import (
     StepResult,
     WantedLogits,
 )
-from workbench.engine.requests import require_servable
+from workbench.engine.requests import length_limit, require_servable
+from workbench.engine.sampling import COLUMNS, columns_of
 from workbench.errors import OutOfMemory
 from workbench.kvcache.manager import (
     NOTHING_LOST,
@@ -279,16 +280,10 @@ class Scheduler:
             self._waiting.popleft()
             self._account.admit(sequence, allocation)
             self._stamp_admission(sequence, start)
-            limit = self._length_limit(sequence)
+            limit = length_limit(sequence, self._max_model_len)
             row = self._batch.append(sequence, limit, start, allocation.block_ids)
             chunks.append(Chunk(sequence, row, start, end))
             budget -= end - start
-
-    def _length_limit(self, sequence: Sequence) -> int:
-        """Tokens at which generation ends for length: max_tokens, cut to max_model_len."""
-        if sequence.params is None:
-            return self._max_model_len + 1
-        return min(sequence.num_prompt_tokens + sequence.params.max_tokens, self._max_model_len)
 
     def _stamp_admission(self, sequence: Sequence, num_cached_tokens: int) -> None:
         if sequence.scheduled_s is not None:  # preempted, or cut short by an interrupt
@@ -440,15 +435,10 @@ class Batch:
         self.num_blocks = np.zeros(capacity, np.int64)
         self.last_token = np.zeros(capacity, np.int64)
         self.decoding = np.zeros(capacity, bool)
-        self.seeds = np.zeros(capacity, np.uint64)
-        self.temperature = np.zeros(capacity, np.float64)
-        self.top_k = np.zeros(capacity, np.int64)
-        self.top_p = np.ones(capacity, np.float64)
-        self.min_p = np.zeros(capacity, np.float64)
-        self.logprobs = np.full(capacity, -1, np.int64)
         self.block_offsets = np.zeros((capacity, max_blocks), np.int64)
-        self._columns = tuple(v for v in vars(self).values() if isinstance(v, np.ndarray))
-        self._columns = tuple(c for c in self._columns if c is not offsets)
+        self.sampling = {name: np.zeros(capacity, kind) for name, kind in COLUMNS.items()}
+        own = (v for v in vars(self).values() if isinstance(v, np.ndarray) and v is not offsets)
+        self._columns = *own, *self.sampling.values()
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -463,12 +453,9 @@ class Batch:
         self.decoding[row] = False
         self.block_offsets[row] = self.num_blocks[row] = 0
         self.set_blocks(row, 0, block_ids)
-        if (params := sequence.params) is not None:
-            self.seeds[row] = params.seed & 0xFFFF_FFFF_FFFF_FFFF
-            self.temperature[row] = params.temperature
-            self.top_k[row], self.top_p[row] = params.top_k, params.top_p
-            self.min_p[row] = params.min_p
-            self.logprobs[row] = -1 if params.logprobs is None else params.logprobs
+        if sequence.params is not None:
+            for name, value in columns_of(sequence.params).items():
+                self.sampling[name][row] = value
         return row
 
     def set_blocks(self, row: int, first: int, block_ids: list[int]) -> None:
@@ -505,16 +492,8 @@ class Batch:
 
     def sampling_rows(self, flat_rows: Rows, rows: Rows) -> SamplingRows:
         """What the sampler needs of these rows; their logits are rows flat_rows of the plan."""
-        return SamplingRows(
-            rows=flat_rows,
-            positions=self.length[rows],
-            seeds=self.seeds[rows],
-            temperature=self.temperature[rows],
-            top_k=self.top_k[rows],
-            top_p=self.top_p[rows],
-            min_p=self.min_p[rows],
-            logprobs=self.logprobs[rows],
-        )
+        columns: dict[str, Any] = {name: each[rows] for name, each in self.sampling.items()}
+        return SamplingRows(flat_rows, self.length[rows], **columns)
 
 
 @dataclass(frozen=True, slots=True)

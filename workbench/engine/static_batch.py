@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from workbench.config import EngineConfig
 from workbench.core import Sequence, StepPlan, StepResult
+from workbench.engine.requests import length_limit
 from workbench.engine.scheduler import Chunk, Scheduler, StopConditions
 from workbench.errors import OutOfMemory
 from workbench.kvcache.manager import KVCacheManager, TokenList
@@ -41,12 +42,13 @@ class StaticScheduler(Scheduler):
     def require_servable(self, sequence: Sequence) -> None:
         """OutOfMemory, too, unless a whole batch padded to it fits the cache."""
         super().require_servable(sequence)
-        blocks = -(-self._most_tokens(sequence) // self._cache.block_size)
+        most = length_limit(sequence, self._max_model_len)
+        blocks = -(-most // self._cache.block_size)
         needed = self._max_num_seqs * blocks
         if needed > self._cache.num_blocks:
             raise OutOfMemory(
                 f"A batch of max_num_seqs={self._max_num_seqs} requests padded to "
-                f"{self._most_tokens(sequence)} tokens needs {needed:,} KV blocks of "
+                f"{most} tokens needs {needed:,} KV blocks of "
                 f"{self._cache.block_size}; there are {self._cache.num_blocks:,}. Give more "
                 "memory, or lower max_num_seqs, max_tokens or the prompt's length."
             )
@@ -89,7 +91,7 @@ class StaticScheduler(Scheduler):
         """
         members, most, size = list[Sequence](), 0, self._cache.block_size
         for waiting in islice(self._waiting, self._max_num_seqs):
-            longest = max(most, self._most_tokens(waiting))
+            longest = max(most, length_limit(waiting, self._max_model_len))
             if members and (len(members) + 1) * -(-longest // size) > self._cache.num_blocks:
                 break
             members.append(waiting)
@@ -103,7 +105,7 @@ class StaticScheduler(Scheduler):
             self._account.admit(member, allocation)
             self._stamp_admission(member, 0)
             blocks = allocation.block_ids + reserved
-            self._batch.append(member, self._length_limit(member), 0, blocks)
+            self._batch.append(member, length_limit(member, self._max_model_len), 0, blocks)
         self._columns_left = max(member.num_to_compute for member in members)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, str]]:
@@ -152,12 +154,6 @@ class StaticScheduler(Scheduler):
         if all(s.request_id in self._aborted for s in self._batch.sequences):
             self._leave([])
 
-    def _most_tokens(self, sequence: Sequence) -> int:
-        """Tokens that a request may grow to."""
-        if sequence.score is not None:
-            return sequence.num_to_compute
-        return self._length_limit(sequence)
-
 
 class RecomputingScheduler(Scheduler):
     """A Scheduler that keeps nothing between steps: each token computes its whole sequence again.
@@ -176,8 +172,11 @@ class RecomputingScheduler(Scheduler):
         return finished
 
 
-def scheduler_of(config: EngineConfig) -> type[Scheduler]:
-    """The scheduler that an engine of these settings has."""
-    if config.batching == "static":
-        return StaticScheduler
-    return Scheduler if config.use_kv_cache else RecomputingScheduler
+def make_scheduler(
+    config: EngineConfig, cache: KVCacheManager, offsets: NDArray[np.int64], **more: Any
+) -> Scheduler:
+    """The scheduler that an engine of these settings has. more: of Scheduler."""
+    kind = Scheduler if config.use_kv_cache else RecomputingScheduler
+    kind = StaticScheduler if config.batching == "static" else kind
+    names = ("max_num_seqs", "max_num_batched_tokens", "watermark")
+    return kind(cache, offsets, **{name: getattr(config, name) for name in names}, **more)

@@ -806,10 +806,8 @@ class KVArena:
         """
         if pool.held >= pool.grant.limit:
             return None
-        reserved = 0  # free pages that are the other models' floors
-        for other in self.pools:
-            if other is not pool and other.held < other.floor_pages:
-                reserved += other.floor_pages - other.held
+        others = (other for other in self.pools if other is not pool)
+        reserved = sum(max(0, other.floor_pages - other.held) for other in others)  # their floors
         if len(self.free_pages) <= reserved:
             donors = [p for p in self.pools if p is not pool and p.idle and p.held > p.grant.keep]
             if not donors:

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from operator import eq
 from typing import Any, NamedTuple
 
 from workbench.errors import ConfigError
@@ -115,10 +116,7 @@ class Copies(dict[int, int]):
 
 def common_prefix(one: Tokens, other: Tokens) -> int:
     """How many tokens both begin with."""
-    for i, (a, b) in enumerate(zip(one, other)):
-        if a != b:
-            return i
-    return min(len(one), len(other))
+    return sum(takewhile(bool, map(eq, one, other)))
 
 
 class Found(NamedTuple):

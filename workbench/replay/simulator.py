@@ -18,7 +18,7 @@ from workbench.config import POLICIES as POLICY_NAMES
 from workbench.config import Checked, EngineConfig, SearchSwitches, require_known
 from workbench.core import CacheRoom, RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
 from workbench.engine.requests import Ids, Prompt
-from workbench.engine.static_batch import scheduler_of
+from workbench.engine.static_batch import make_scheduler
 from workbench.errors import ConfigError, RecordingError
 from workbench.host import collection_paused
 from workbench.kvcache.arena import BlockShape, KVArena
@@ -174,16 +174,9 @@ class ReplayEngine:
         self.settings, self.cache, self.clock = settings, cache, clock
         self._answers, self._cost, self._request_s = answers, cost, request_s
         self._executor = RecordedExecutor(answers.tokens)
-        self.scheduler = scheduler_of(settings)(
-            cache,
-            np.arange(len(cache.pool.blocks), dtype=np.int64),
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            stops=self._executor,
-            watermark=settings.watermark,
-            clock=clock,
-        )
+        offsets = np.arange(len(cache.pool.blocks), dtype=np.int64)
+        own = {"max_model_len": self.max_model_len, "stops": self._executor, "clock": clock}
+        self.scheduler = make_scheduler(settings, cache, offsets, **own)
         self._nodes: dict[int, SampledNode] = {}
         self._next_id = self._next_step = 0
         self._recorder, self._trace_name = Recorder("replay", clock()), self.name

@@ -282,19 +282,13 @@ class RecordedWork:
         self._kernels.held = (context, shape, placed)
         if not first:
             self._work()  # this step; and every kernel is compiled before one is captured
-        self._recorded[spans] = placed, self._captured()
-
-    def _captured(self) -> Work:
-        """What launches the work again: as it is where the device cannot capture it."""
+        again = self._work  # as it is where the device cannot capture it
         try:
-            return self._capture(self._work)
+            again = self._capture(self._work)
         except RuntimeError as problem:  # torch.OutOfMemoryError among them
-            warnings.warn(
-                f"Decoding steps are launched one by one, slower: no CUDA graph ({problem}).",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return self._work
+            told = f"Decoding steps are launched one by one, slower: no CUDA graph ({problem})."
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
+        self._recorded[spans] = placed, again
 
 
 class GraphCapture:
