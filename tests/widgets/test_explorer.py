@@ -175,6 +175,10 @@ def test_the_widget_draws_what_is_picked_and_writes_the_command(runs_dir):
     """Another pick, figure and share are drawn; what is pinned is laid over the next pick."""
     view = explorer.ExplorerView(runs_dir, problem=None)
     single = next(name for name in view.picks if name.startswith("split-0.500"))
+    first = next(iter(view.picks))
+    other = explorer.ExplorerView(runs_dir, single, first, "prm_blocks", 0.2)
+    for told in (f'pick_a: "{single}"', f'pick_b: "{first}"', 'figure: "prm_blocks"'):
+        assert told in other.copy.value
     view.name.value = "prm_blocks"
     view.second.value = single
     assert "B minus A" in view.words.value

@@ -97,6 +97,8 @@ def test_menus_show_a_node_and_its_text(tables):
     """Ring, text and command are the chosen node's; a pinned text stays beside another problem."""
     view = TreeView(*tables, n=3)
     assert "node 0/1/1" in view.text.value
+    other = TreeView(*tables, "", "q", "0")
+    assert (other.problem.value, other.node.value) == ("q", "0")
     view.node.value = "1"
     assert "&lt;img" in view.text.value and "<img" not in view.text.value
     view.node.value = "0/0"

@@ -288,18 +288,28 @@ def _as_second(trace: Any) -> Any:
 class ExplorerView(FigureView):
     """Table, menus and figure of the runs of a folder.
 
-    parameters: of notebooks/10_explore.ipynb beside those that are picked here.
+    a, b: names of the picks that are shown first (default: the first, and none), figure and
+    llm_share: of what, and where. parameters: others of notebooks/10_explore.ipynb.
     """
 
-    def __init__(self, runs_dir: str | Path, **parameters: Any) -> None:
+    def __init__(
+        self,
+        runs_dir: str | Path,
+        a: str | None = None,
+        b: str | None = None,
+        figure: str | None = None,
+        llm_share: float = 0.3,
+        **parameters: Any,
+    ) -> None:
         runs = load_runs(runs_dir)
         self.picks = picks(runs)
         wide, names = ipywidgets.Layout(width="560px"), list(self.picks)
-        self.first = ipywidgets.Dropdown(options=names, layout=wide)
-        self.second = ipywidgets.Dropdown(options=["none", *names], layout=wide)
-        self.name = ipywidgets.Dropdown(options=figures_of(self._a))
-        self._comparison: Compared | None = None  # of the two that are picked
-        self._share_row = ipywidgets.VBox()
+        self.first = ipywidgets.Dropdown(options=names, value=a or names[0], layout=wide)
+        self.second = ipywidgets.Dropdown(options=["none", *names], value=b or "none", layout=wide)
+        self._comparison = self._compared()
+        offered = figures_of(self._a, self._b)
+        self.name = ipywidgets.Dropdown(options=offered, value=figure or offered[0])
+        self._share_row, self._first_share = ipywidgets.VBox(), llm_share
         self._offer_shares()
         table = HtmlText(layout=ipywidgets.Layout(max_height="220px", overflow="auto"))
         table.say("", tables=[runs_table(runs).reset_index()])
@@ -313,8 +323,8 @@ class ExplorerView(FigureView):
 
     @property
     def _share(self) -> float:
-        """Where the slider of shares stands; 0.3 before there is one."""
-        return next((slider.value for slider in self._share_row.children), 0.3)
+        """Where the slider of shares stands, or is to."""
+        return next((slider.value for slider in self._share_row.children), self._first_share)
 
     @property
     def _a(self) -> Pick:
@@ -332,7 +342,7 @@ class ExplorerView(FigureView):
     def _other_pick(self, _: Any) -> None:
         """Figures and shares are those that the picks have."""
         offered, before = figures_of(self._a, self._b), self.name.value
-        self._comparison = None if self._b is None else compared(self._a, self._b)
+        self._comparison = self._compared()
         self._offer_shares()
         if list(self.name.options) != offered:
             self.name.unobserve(self.show, names="value")
@@ -340,6 +350,9 @@ class ExplorerView(FigureView):
             self.name.value = before if before in offered else offered[0]
             self.name.observe(self.show, names="value")
         self.show()
+
+    def _compared(self) -> Compared | None:
+        return None if self._b is None else compared(self._a, self._b)
 
     def _offer_shares(self) -> None:
         """A slider over the shares measured in either pick, where it stood before."""

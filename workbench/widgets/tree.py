@@ -133,17 +133,25 @@ def tree_figure(tree: ProblemTree, selected: str | None = None, provenance: str 
 class TreeView(FigureView):
     """Menus, figure and texts of one search's trees.
 
-    problems, nodes: tables of a result or a run. parameters: of notebooks/10_explore.ipynb beside
-    `problem` and `node`, which are what is chosen.
+    problems, nodes: tables of a result or a run. problem, node: what is shown first (default: the
+    first; the end of its chosen solution). parameters: others of notebooks/10_explore.ipynb.
     """
 
     def __init__(
-        self, problems: pd.DataFrame, nodes: pd.DataFrame, provenance: str = "", **parameters: Any
+        self,
+        problems: pd.DataFrame,
+        nodes: pd.DataFrame,
+        provenance: str = "",
+        problem: str | None = None,
+        node: str | None = None,
+        **parameters: Any,
     ) -> None:
         self._tables, self._provenance = (problems, nodes), provenance
-        self.problem = ipywidgets.Dropdown(options=list(problems["problem_id"]))
+        names = list(problems["problem_id"])
+        self.problem = ipywidgets.Dropdown(options=names, value=problem or names[0])
         self.node, self.text = ipywidgets.Dropdown(), HtmlText()
         self._choose_problem()
+        self.node.value = node or self.node.value
         menus = [labelled("problem", self.problem), labelled("node, or click one", self.node)]
         super().__init__("10_explore", menus, self._drawings, parameters)
         texts = ipywidgets.HBox([self.text, self.pinned])
