@@ -272,7 +272,7 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
     AblationPlan: {"full": AblationPlan(128, (4, 8, 16, 24, 32), 5, 2, 3, 0),
                    "thesis": AblationPlan(128, (4, 16), 5, queue_problems=0)},
     PolicyPlan: {"full": _POLICIES, "thesis": _POLICIES},
-    StrategyPlan: {"full": StrategyPlan((1072, 640, 384), (4, 16, 64), 1, (480, 512, 768)),
+    StrategyPlan: {"full": StrategyPlan((1072, 640, 384), (4, 16, 64), 1, (480, 560, 768)),
                    "thesis": StrategyPlan(128, (4, 16, 64), 5)},
 }  # fmt: skip
 
