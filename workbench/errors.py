@@ -28,6 +28,10 @@ class OutOfMemory(WorkbenchError, MemoryError):
     """A budget that leaves a model without blocks for one request of max_model_len."""
 
 
+class DeviceOutOfMemory(OutOfMemory):
+    """A device that has not the memory asked for, now; another time, or another, may have it."""
+
+
 class ProblemFileError(WorkbenchError, ValueError):
     """A problem file with a row that cannot be read; the row is named."""
 

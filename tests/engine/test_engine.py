@@ -37,6 +37,8 @@ def test_text_is_all_that_was_sampled_but_the_end_of_sequence(engine, prompt):
 
 def test_max_tokens_and_max_model_len_end_with_length(engine, prompt):
     ignoring = SamplingParams(temperature=0.0, max_tokens=10_000, ignore_eos=True)
+    five = engine.generate([prompt], SamplingParams(max_tokens=5, ignore_eos=True))[0]
+    assert (len(five.token_ids), five.finish_reason) == (5, "length")
     out = engine.generate([prompt], ignoring)[0]
     assert out.finish_reason == "length"
     assert len(prompt) + len(out.token_ids) == engine.max_model_len

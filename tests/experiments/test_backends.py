@@ -218,9 +218,10 @@ def test_a_worker_has_as_many_threads_however_few_groups_are_left(tmp_path, monk
     run_sweep(replace(FAKE, seeds=(0,)), tmp_path, progress=False, backend=TWO)
     assert threads == [1, 1, 2]
     monkeypatch.setattr(backends, "total_memory", lambda: 8 << 30)
-    big = replace(FAKE, seeds=(0,), total_memory="512MiB")
+    shares = (0.001, *FAKE.shares)  # the first of which has no room
+    big = replace(FAKE, seeds=(0,), shares=shares, total_memory="512MiB")
     here = {"execute": one_by_one(fake_result), "progress": False}
-    for shares in ((), big.shares[:2]):  # what is stored already
+    for shares in ((), big.shares[:3]):  # what is stored already
         if shares:
             run_sweep(replace(big, shares=shares), tmp_path, **here)
         run_sweep(big, tmp_path, progress=False, backend=Backend("processes"))
@@ -232,8 +233,9 @@ def test_a_worker_that_dies_between_calls_is_replaced() -> None:
         submit, _ = backends._on_processes(backends.Needs(), stack)
         first = submit(os.getpid).result()
         os.kill(first, signal.SIGKILL)
-        found = None
-        while found is None:
+        found = first
+        for _ in range(20):
             with suppress(BrokenExecutor):  # the pool had not noticed yet
                 found = submit(os.getpid).result()
+                break
         assert found != first

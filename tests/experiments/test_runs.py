@@ -17,20 +17,21 @@ import pytest
 
 from tests.experiments.fakes import IDENTITY, store_fake
 from tests.models.gguf_making import random_tensors, write_gguf
-from workbench.errors import ConfigError, OutOfMemory, RunStoreError
+from workbench.errors import ConfigError, DeviceOutOfMemory, OutOfMemory, RunStoreError
 from workbench.experiments import runs as run_store
 from workbench.experiments.memory import feasibility
 from workbench.experiments.plans import sweep_config
 from workbench.experiments.runs import (
     CONFIG,
     TEMPORARY,
+    RunResult,
     RunStore,
     compare,
     held,
     load_runs,
     status_of,
 )
-from workbench.experiments.settings import RunSpec
+from workbench.experiments.settings import COUNTED, TIMED, RunSpec
 from workbench.experiments.statistics import WORK
 from workbench.trace import write_table
 
@@ -239,8 +240,11 @@ def test_a_run_that_another_process_finishes_meanwhile_is_kept(tmp_path, two_run
 
 def test_what_found_too_little_memory_free_is_retried_what_cannot_fit_is_not(tmp_path):
     store = RunStore(tmp_path)
-    busy = store.write(SPEC, IDENTITY, OutOfMemory("Another process holds the memory."))
-    assert (held(busy), held(busy, retry_failed=True)) == ("infeasible", None)
+    busy = store.write(SPEC, IDENTITY, DeviceOutOfMemory("Another process holds the memory."))
+    assert (held(busy), held(busy, retry_failed=True)) == ("failed", None)
+    padded = replace(SPEC, seed=1)
+    never = store.write(padded, IDENTITY, OutOfMemory("A padded batch has no room."))
+    assert held(never) == held(never, retry_failed=True) == "infeasible"
     small = replace(SPEC, config=replace(CONFIGURATION, total_memory="8MiB"))
     lacks = store.write(small, IDENTITY, feasibility(small))
     assert held(lacks) == held(lacks, retry_failed=True) == "infeasible"
@@ -248,14 +252,25 @@ def test_what_found_too_little_memory_free_is_retried_what_cannot_fit_is_not(tmp
 
 def test_more_problems_than_there_are_and_what_a_recording_fixes_are_refused():
     recorded = {"problems": "tiny-16-n16", "num_problems": 16}
-    assert len(run_store.sweep_problems(sweep_config("quick", **recorded))) == 16
+    assert run_store.identify(sweep_config("quick", **recorded))
     for change, said in (
-        ({"num_problems": 17}, "num_problems is 17; allowed: at most 16"),
+        ({"num_problems": 17}, "is 17; allowed: at most 16, as 'tiny-16-n16' has no more"),
         ({"levels": (1,)}, r"levels is \(1,\); allowed: none: a recording has its own problems"),
         ({"problem_seed": 3}, "problem_seed is 3; allowed: none"),
     ):
         with pytest.raises(ConfigError, match=said):
-            run_store.sweep_problems(sweep_config("quick", **recorded | change))
+            run_store.identify(sweep_config("quick", **recorded | change))
+
+
+def test_a_cell_whose_blocks_were_counted_has_no_table_and_is_in_nobody_s_way(tmp_path, two_runs):
+    """A timed cell of a light archive lacks its tables."""
+    store = RunStore(tmp_path / "here")
+    cell = store.write(replace(SPEC, role=COUNTED, seed=7), IDENTITY, RunResult({"waste": 0.1}))
+    assert len(run_store.load_table(tmp_path / "here", "steps"))
+    store.write(replace(SPEC, role=TIMED, seed=7), IDENTITY, RunResult({"waste": 0.1}))
+    with pytest.raises(RunStoreError, match="has no steps: it came in a light archive"):
+        run_store.load_table(tmp_path / "here", "steps")
+    assert status_of(cell) == "finished"
 
 
 def test_a_truncated_archive_and_wrong_names_are_named(tmp_path, two_runs):

@@ -130,6 +130,7 @@ PLAIN = ["<eos>", "h", "i", "Ġ", "hi", "Ġhi", "<t>"]
     [
         ("model", 5, r"model\.gguf says tokenizer\.ggml\.model = 5; allowed: a text"),
         ("token_type", ["a"], r"ggml\.token_type = .*; allowed: a list of whole numbers"),
+        ("add_eos_token", True, r"ggml\.add_eos_token = True; supported: False only"),
         ("add_bos_token", "false", r"ggml\.add_bos_token = 'false'; allowed: true or false"),
         ("model", "llama", r"kind 'llama', SentencePiece; supported: 'gpt2'.*tokenizer\.json"),
         ("pre", None, r"no tokenizer \(tokenizer.ggml.pre is missing\)"),

@@ -114,7 +114,7 @@ PROFILES["thesis"] = replace(PROFILES["full"], device="cuda")
 
 def provenance(plan: GenerationPlan, *notes: str) -> str:
     """What a figure says was measured."""
-    spec, machine = plan.spec, describe(machine_facts())
+    spec, machine = plan.spec, describe(machine_facts(plan.device))
     kind = "random weights" if plan.model.startswith("dummy:") else "its own weights"
     name = plan.model.removeprefix("dummy:")
     told = f"{name} ({kind}, {spec.parameters() / 1e6:,.1f} M parameters), {plan.device}; "
@@ -182,12 +182,8 @@ def _seconds(engine: Engine) -> float:
 
 
 def _spread(values: ArrayLike) -> dict[str, float]:
-    return dict(
-        zip(
-            ("low", "value", "high"),
-            np.quantile(np.asarray(values, np.float64), (0, 0.5, 1)).tolist(),
-        )
-    )
+    low, value, high = np.quantile(np.asarray(values, np.float64), (0, 0.5, 1)).tolist()
+    return {"value": value, "low": low, "high": high}
 
 
 # -- a KV cache, on and off --

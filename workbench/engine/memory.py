@@ -28,7 +28,7 @@ from workbench.config import EngineConfig, format_size, parse_size
 from workbench.core import SamplingParams, StepPlan, WantedLogits
 from workbench.engine.executor import Executor
 from workbench.engine.sampling import rows_of
-from workbench.errors import ConfigError, OutOfMemory, StepError
+from workbench.errors import ConfigError, DeviceOutOfMemory, OutOfMemory, StepError
 from workbench.host import collection_paused, total_memory
 from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.kvcache.storage import ArenaStorage, BlockStorage, KVStorage
@@ -137,7 +137,7 @@ def explain_out_of_memory(
         told = [f"{k} {format_size(n)}" for k, n in sizes.items() if n is not None]
         free = free_memory(model.device)
         told += [] if free is None else [f"free {format_size(free)}"]
-        raise OutOfMemory(
+        raise DeviceOutOfMemory(
             f"{name}: {model.device} has no room for a step of the largest size "
             f"({', '.join(told)}). Give a smaller max_num_batched_tokens or max_num_seqs, less "
             "`memory`, `kv_memory` or `num_blocks`, or end what else uses the device."
@@ -157,7 +157,7 @@ def _require_device_room(
         beside = f" beside activations of {format_size(profile.activations)}"
         where = f"{device} has {format_size(total)}, of which {format_size(free)} are free"
     if needed > room:
-        raise OutOfMemory(
+        raise DeviceOutOfMemory(
             f"{name}: a KV cache of {format_size(profile.kv)}{beside} is asked for; {where}. "
             "Give less `memory`, `kv_memory` or `num_blocks`."
         )

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, suppress
@@ -30,7 +30,7 @@ from workbench.config import BACKENDS, Range, check
 from workbench.errors import ConfigError, RunStoreError, WorkerError
 from workbench.experiments.execute import Execute
 from workbench.experiments.provenance import describe, machine_facts, runs_folder, this_code
-from workbench.experiments.runs import FINISHED, RunStore, held, read_run
+from workbench.experiments.runs import FINISHED, RunStore, held, read_run, status_of
 from workbench.experiments.settings import COUNTED, Identity, RunSpec
 from workbench.experiments.statistics import is_replayed
 from workbench.host import total_memory, usable_cores
@@ -54,6 +54,7 @@ class Group:
     """Runs that one worker carries out and stores. beside: stored ones that they stand beside.
 
     places: the folder of each run, and when it was made as this was planned, 0: there was none.
+    largest: bytes of the models of the study's largest group, what is stored of it included.
     """
 
     store: RunStore
@@ -61,6 +62,7 @@ class Group:
     runs: Mapping[RunSpec, Identity]
     places: Mapping[RunSpec, tuple[Path, int]]
     beside: Sequence[Path] = ()
+    largest: int = 0
 
     @property
     def identity(self) -> Identity:
@@ -154,8 +156,12 @@ class Backend:
         """
         hands = self.workers or (1 if self.name == HERE else usable_cores())
         dealt, beside = dict[Any, dict[RunSpec, Identity]](), dict[Any, list[Path]]()
-        for spec, folder in stored.items():
+        done = {spec: at for spec, at in stored.items() if status_of(at) == FINISHED}
+        for spec, folder in done.items():
             beside.setdefault(spec.group, []).append(folder)
+        sizes = Counter[Any]()
+        for spec in (*runs, *done):
+            sizes[spec.group] += spec.total_bytes
         for number, (spec, own) in enumerate(runs.items()):
             hand = number % hands if is_replayed(own.llm) else 0
             dealt.setdefault((spec.group, hand), {})[spec] = own
@@ -163,7 +169,8 @@ class Backend:
         for (at, _), each in dealt.items():
             folders = {spec: store.folder(spec, own) for spec, own in each.items()}
             places = {spec: (folder, _made(folder)) for spec, folder in folders.items()}
-            groups.append(Group(store, execute, each, places, beside.get(at, ())))
+            more = beside.get(at, ()), max(sizes.values())
+            groups.append(Group(store, execute, each, places, *more))
         return groups
 
     def carry_out(self, groups: Sequence[Group]) -> Iterator[tuple[RunSpec, int]]:
@@ -185,11 +192,8 @@ class Backend:
         measured = [group for group in groups if not is_replayed(group.identity.llm)]
         if measured:
             gpus = int(any(spec.config.device != "cpu" for spec in left))
-            sizes = (
-                (len(group.runs) + len(group.beside)) * max(s.total_bytes for s in group.runs)
-                for group in measured
-            )
-            memory += 0 if gpus else min(max(sizes), total_memory() // 2)  # as Searches
+            # not of what is left: seconds are compared with those of as many threads
+            memory += 0 if gpus else min(measured[0].largest, total_memory() // 2)  # as Searches
             threads = torch.get_num_threads()
         workers = self._workers(len(groups), memory, gpus)
         if self.name == PROCESSES:

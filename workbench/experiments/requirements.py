@@ -213,4 +213,4 @@ def memory_provenance(study: MemoryStudy, *others: MemoryStudy) -> str:
     names = ", ".join(name.removeprefix("dummy:") for name in (far.llm, far.prm))
     requests = f"requests of up to {far.max_model_len:,} tokens"
     computed = f"Computed: {names}, {far.dtype}, {sizes[1]}, {requests}."
-    return provenance_here(here.llm, here.prm, what, computed)
+    return provenance_here(here.llm, here.prm, what, computed, device=here.device)

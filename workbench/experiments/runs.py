@@ -33,7 +33,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.config import SweepConfig, format_size, refused
-from workbench.errors import OutOfMemory, RunStoreError, nearest
+from workbench.errors import DeviceOutOfMemory, OutOfMemory, RunStoreError, nearest
 from workbench.experiments import settings, statistics
 from workbench.experiments.memory import ENGINES, Feasibility, feasibility
 from workbench.experiments.provenance import describe, machine_facts, number, this_code, versions
@@ -60,29 +60,30 @@ MODEL_FILES = ("*.json", "*.safetensors", "*.gguf", "*.jinja", "*.model")
 
 
 def identify(config: SweepConfig) -> Identity:
-    """The identity of a sweep's runs. Raises ModelError or ProblemFileError."""
+    """The identity of a sweep's runs. Raises ModelError, ProblemFileError, or ConfigError for more
+    problems than there are.
+    """
     llm, prm = model_fingerprint(config.llm), model_fingerprint(config.prm)
     problems = [(p.id, p.problem, p.answer, p.level) for p in sweep_problems(config)]
+    if (count := len(problems)) < config.num_problems:
+        allowed = f"at most {count}, as {config.problems!r} has no more"
+        allowed += " of these levels" if config.levels else ""
+        raise refused(type(config), "num_problems", config.num_problems, allowed)
     return Identity(llm, prm, hash_of(problems), this_code()["code"], SCHEMA_VERSION)
 
 
 def sweep_problems(config: SweepConfig) -> list[Problem]:
     """The problems that every run of the sweep searches, in the same order; `problems` may name a
-    recording of the package, whose they then are. ConfigError where there are fewer.
+    recording of the package, whose they then are.
     """
     if config.problems in recording_names():
         for name in ("levels", "problem_seed"):
             if given := getattr(config, name):
                 raise refused(type(config), name, given, "none: a recording has its own problems")
         recorded = load_recording(config.problems).problems[: config.num_problems]
-        found = [each.problem for each in recorded]
-    else:
-        picked = config.num_problems, config.levels or None, config.problem_seed
-        found = load_problems(config.problems, *picked)
-    if len(found) < config.num_problems:
-        allowed = f"at most {len(found)}, as many as {config.problems!r} has of these levels"
-        raise refused(type(config), "num_problems", config.num_problems, allowed)
-    return found
+        return [each.problem for each in recorded]
+    picked = config.num_problems, config.levels or None, config.problem_seed
+    return load_problems(config.problems, *picked)
 
 
 def model_fingerprint(model: str) -> str:
@@ -122,7 +123,8 @@ def _tables(spec: RunSpec, identity: Identity, outcome: Outcome) -> dict[str, pd
     status, error = FINISHED, None
     room = outcome if isinstance(outcome, Feasibility) else feasibility(spec)
     notes: Row = dict(room.columns)
-    if isinstance(outcome, Feasibility | OutOfMemory):
+    is_busy = isinstance(outcome, DeviceOutOfMemory)  # which --retry-failed may find otherwise
+    if isinstance(outcome, Feasibility | OutOfMemory) and not is_busy:
         status, error = INFEASIBLE, str(outcome)
     elif isinstance(outcome, Exception):
         status, error = FAILED, f"{type(outcome).__name__}: {outcome}"
@@ -246,13 +248,10 @@ class RunStore:
 
 def held(folder: Path | None, retry_failed: bool = False) -> str | None:
     """The status of a stored run that needs no repetition: finished, infeasible, or failed and not
-    retried; None of any other. Retried is also one that fits, but found too little memory free.
+    retried; None of any other.
     """
-    row = {"status": None} if folder is None else _row_or_reason(folder)
-    status: str | None = row["status"]
-    lacks = row.get("llm_lacks_bytes", 0) or row.get("prm_lacks_bytes", 0)
-    again = status == FAILED or (status == INFEASIBLE and not lacks)
-    return None if status == "unreadable" or (retry_failed and again) else status
+    status = None if folder is None else status_of(folder)
+    return None if status == "unreadable" or (status == FAILED and retry_failed) else status
 
 
 def of_other_code(runs: pd.DataFrame) -> pd.Series:
@@ -344,8 +343,10 @@ def load_table(path: Folders, table: str) -> pd.DataFrame:
     folders = _run_folders(path)
     files = [folder / f"{table}.parquet" for folder in folders]
     for folder, file in zip(folders, files, strict=True):
-        is_light = not file.is_file() and {each.name for each in folder.iterdir()} <= {*LIGHT}
-        if is_light and status_of(folder) == FINISHED:
+        if file.is_file() or not {each.name for each in folder.iterdir()} <= {*LIGHT}:
+            continue
+        row = read_run(folder)
+        if row["status"] == FINISHED and row["role"] != settings.COUNTED:  # which has no table
             raise RunStoreError(
                 f"{folder.name} has no {table}: it came in a light archive. Import a whole one "
                 "elsewhere (--runs DIR), or delete the folder and run it again."

@@ -102,7 +102,7 @@ class Study(stored.RunTables):
     def having(self, **values: Any) -> pd.DataFrame:
         """The finished runs, of any role, with these values in their columns."""
         every = self.all_runs
-        if not values.keys() <= set(every):  # no run can be read
+        if "setting" not in every:  # no run can be read
             return every.iloc[:0]
         wanted = every["status"] == FINISHED
         for name, value in values.items():
@@ -479,9 +479,10 @@ def commits_of(runs: pd.DataFrame) -> str:
     return text if len(states) > 1 else ""
 
 
-def provenance_here(llm: str, prm: str, what: str, *notes: str) -> str:
-    """Of what this process measures itself: `what` it was."""
-    measured = f"LLM {llm}, PRM {prm} ({rung_of(llm)}); {what}; {describe(machine_facts())}."
+def provenance_here(llm: str, prm: str, what: str, *notes: str, device: str = "cpu") -> str:
+    """Of what this process measures itself, on a device: `what` it was."""
+    machine = describe(machine_facts(device))
+    measured = f"LLM {llm}, PRM {prm} ({rung_of(llm)}); {what}; {machine}."
     return "\n".join([measured, *notes, CARRIES_OVER])
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from workbench.config import format_size
-from workbench.errors import ConfigError, ModelError, OutOfMemory
+from workbench.errors import ConfigError, DeviceOutOfMemory, ModelError
 from workbench.host import available_memory
 from workbench.kernels import Kernels, Part, Quantised, load_kernels
 from workbench.kernels.quantised import FORMATS
@@ -129,7 +129,7 @@ def _require_room(
                 needed = source.held_bytes(dtype.itemsize)
     needed += spec.table_bytes(dtype.itemsize)
     if needed > available:
-        raise OutOfMemory(
+        raise DeviceOutOfMemory(
             f"{name}'s weights take {format_size(needed)} ({held}; rotary tables included), and "
             f"{format_size(available)} of memory are available: {format_size(needed - available)} "
             "are missing. Take a smaller model, or a machine with more memory."

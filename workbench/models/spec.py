@@ -336,15 +336,14 @@ def _rope(settings: Settings) -> tuple[float, RopeScaling | None]:
             raise ModelError(f"{settings.where} says rope_parameters {told}; remove one of them.")
     theta = rope.number("rope_theta", settings.number("rope_theta", 10000.0))
     kind = rope.text("rope_type", rope.text("type", "default"))
-    for name in rope.values.keys() - {*_ROPE}:  # of one kind of layer, or of a part of each head
-        if rope.has(name):
-            known = ", ".join(_ROPE)
-            raise rope.refusal(name, rope.values[name], f"none beside {known}")
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
+    if kind not in ("default", "llama3"):
         where = settings.where
         raise ModelError(f"{where} says rope_type {kind!r}; supported: 'default', 'llama3'.")
+    for name, value in rope.values.items():  # of one kind of layer, or of a part of each head
+        if rope.has(name) and name not in _ROPE and (name, value) != ("partial_rotary_factor", 1):
+            raise rope.refusal(name, value, f"none beside {', '.join(_ROPE)}")
+    if kind == "default":
+        return theta, None
     scaling = RopeScaling(
         factor=rope.number("factor"),
         low_freq_factor=rope.number("low_freq_factor"),

@@ -304,7 +304,8 @@ class ExplorerView(FigureView):
         runs = load_runs(runs_dir)
         self.picks = picks(runs)
         wide, names = ipywidgets.Layout(width="560px"), list(self.picks)
-        self.first = ipywidgets.Dropdown(options=names, value=a or names[0], layout=wide)
+        at = picked(self.picks, a).name
+        self.first = ipywidgets.Dropdown(options=names, value=at, layout=wide)
         self.second = ipywidgets.Dropdown(options=["none", *names], value=b or "none", layout=wide)
         self._comparison = self._compared()
         offered = figures_of(self._a, self._b)
