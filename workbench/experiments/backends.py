@@ -30,7 +30,7 @@ from workbench.config import BACKENDS, Range, check
 from workbench.errors import ConfigError, RunStoreError, WorkerError
 from workbench.experiments.execute import Execute
 from workbench.experiments.provenance import describe, machine_facts, runs_folder, this_code
-from workbench.experiments.runs import FINISHED, RunStore, held, read_run, status_of
+from workbench.experiments.runs import FINISHED, RunStore, held, read_run
 from workbench.experiments.settings import COUNTED, Identity, RunSpec
 from workbench.experiments.statistics import is_replayed
 from workbench.host import total_memory, usable_cores
@@ -149,14 +149,13 @@ class Backend:
         store: RunStore,
         execute: Execute,
         runs: Mapping[RunSpec, Identity],
-        stored: Mapping[RunSpec, Path],
+        done: Mapping[RunSpec, Path],
     ) -> list[Group]:
-        """The runs by whose seconds are compared. Replays are dealt to as many workers as there may
-        be: no machine has a part in their seconds.
+        """The runs by whose seconds are compared, beside those that are done. Replays are dealt to
+        as many workers as there may be: no machine has a part in their seconds.
         """
         hands = self.workers or (1 if self.name == HERE else usable_cores())
         dealt, beside = dict[Any, dict[RunSpec, Identity]](), dict[Any, list[Path]]()
-        done = {spec: at for spec, at in stored.items() if status_of(at) == FINISHED}
         for spec, folder in done.items():
             beside.setdefault(spec.group, []).append(folder)
         sizes = Counter[Any]()
@@ -165,12 +164,11 @@ class Backend:
         for number, (spec, own) in enumerate(runs.items()):
             hand = number % hands if is_replayed(own.llm) else 0
             dealt.setdefault((spec.group, hand), {})[spec] = own
-        groups = []
+        groups, largest = [], max(sizes.values(), default=0)
         for (at, _), each in dealt.items():
             folders = {spec: store.folder(spec, own) for spec, own in each.items()}
             places = {spec: (folder, _made(folder)) for spec, folder in folders.items()}
-            more = beside.get(at, ()), max(sizes.values())
-            groups.append(Group(store, execute, each, places, *more))
+            groups.append(Group(store, execute, each, places, beside.get(at, ()), largest))
         return groups
 
     def carry_out(self, groups: Sequence[Group]) -> Iterator[tuple[RunSpec, int]]:

@@ -148,13 +148,16 @@ def run_study(
     found = [store.stored(spec, known(spec), stale_ok) for spec in specs]
     if compute:
         store.clear_leftovers()
-        there = {s: at for s, at in zip(specs, found) if at is not None and held(at, retry_failed)}
-        todo = {spec: known(spec) for spec in specs if spec not in there}
+        there = {spec: held(at, retry_failed) for spec, at in zip(specs, found)}
+        done = {
+            s: at for s, at in zip(specs, found) if at and there[s] in (FINISHED, stored.FAILED)
+        }
+        todo = {spec: known(spec) for spec in specs if not there[spec]}
         for spec, room in [(spec, feasibility(spec)) for spec in todo]:
             if not room.fits:
                 store.write(spec, todo.pop(spec), room)
         backend = backend or Backend.usual()
-        groups = backend.groups(store, execute or carry_out.Searches(), todo, there)
+        groups = backend.groups(store, execute or carry_out.Searches(), todo, done)
         answered = Counter[RunSpec]()
         total, silent = sum(s.config.num_problems for s in todo), not progress or not todo
         with tqdm(total=total, desc=f"{len(todo)} runs", unit="problem", disable=silent) as bar:

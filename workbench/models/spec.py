@@ -138,15 +138,8 @@ _GPT2_NAMES = {  # what its config calls Llama's settings
 # As many heads of keys as of queries where a config says nothing; of others it must say it.
 _OWN_HEADS = ("LlamaForCausalLM", "GPT2LMHeadModel")
 _LENGTH = "original_max_position_embeddings"
-_ROPE = (
-    "rope_type",
-    "type",
-    "rope_theta",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    _LENGTH,
-)
+_ROPE = ("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
+         _LENGTH)  # fmt: skip
 _MISTRAL_WINDOW = 4096  # what `transformers` takes where a Mistral config is silent
 
 
