@@ -1,17 +1,23 @@
 """Costs of simulated steps: the formulas, the fit, the devices and their files."""
 
 import json
+import math
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
+from workbench.core import SamplingParams, StepPlan, StepResult
+from workbench.engine.engine import Engine
+from workbench.engine.executor import Executor
 from workbench.errors import ConfigError, RecordingError
 from workbench.replay import cost as costs
 from workbench.replay.answers import Answers
-from workbench.replay.cost import ModelWork, StepCost, StepWork, Terms, fit
+from workbench.replay.cost import ModelWork, StepCost, StepWork, Terms, fit, work_of
 from workbench.replay.devices import PRESETS, Device, load_device, write_device
 from workbench.replay.simulator import Costs, MeasuredRun, calibrated, replay
 from workbench.trace import Trace
@@ -39,11 +45,49 @@ def test_work_of_a_step_is_the_sum_over_its_sequences(measured) -> None:
     parts = [(5, 0, 1), (1, 30, 1), (7, 12, 0)]  # new tokens, context before, logits
     keys = sum(n * c + n * (n + 1) // 2 for n, c, _ in parts)
     context = sum(n + c for n, c, _ in parts)
-    work = StepWork(13, 3, keys, 2, 2, context)
+    work = StepWork(13, 3, keys, 2, 2, context, 13, keys, 0)
     assert model.flops(work) == sum(model.spec.flops(*part) for part in parts)
     assert model.bytes(work) == model.weight_bytes + model.kv_bytes_per_token * (13 + context)
     spec = costs.spec_of(measured.recording.llm)
     assert model.kv_bytes_per_token == spec.kv_bytes_per_token(4)
+
+
+@pytest.mark.parametrize("name", ["tiny-solver", "tiny-prm"])
+def test_operations_are_those_that_torch_counts(measured, monkeypatch, name) -> None:
+    """Of an engine on plain torch, whose attention also multiplies what is masked: every step."""
+    seen: list[tuple[StepPlan, int]] = []
+    in_place = {torch.ops.aten.addmm_: lambda _, x, matrix, **__: 2 * math.prod(x) * matrix[1]}
+    run = Executor._run
+
+    def counted(self: Executor, plan: StepPlan) -> StepResult:
+        with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+            result = run(self, plan)
+        seen.append((plan, counter.get_total_flops()))
+        return result
+
+    limits = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 128}
+    torch_alone = {"dtype": "bfloat16", "batch_invariant": False}
+    engine = Engine(name, num_blocks=64, **torch_alone, **limits)
+    monkeypatch.setattr(Executor, "_run", counted)
+    prompts = [list(range(5, 5 + length)) for length in (70, 9, 33)]
+    if name == "tiny-solver":
+        engine.generate(prompts, SamplingParams(max_tokens=3, temperature=0))
+    else:
+        for prompt in prompts:
+            engine.add_score(prompt, [len(prompt) - 3, len(prompt) - 1], [11, 12])
+        while engine.step():
+            pass
+    model = ModelWork(engine.spec, 1, 1)
+    assert 0 in {work_of(plan).asked for plan, _ in seen}  # a chunk within a prompt
+    for plan, flops in seen:
+        work, new = work_of(plan), np.diff(plan.query_start)
+        asked = np.concatenate([plan.sampling.rows, *(wanted.rows for wanted in plan.wanted)])
+        owners = np.searchsorted(plan.query_start, asked, side="right") - 1
+        asked_keys = int(plan.context_len[owners].sum())
+        if plan.num_tokens == plan.num_seqs:
+            asked_keys = int(plan.context_len.sum())
+        masked = work._replace(keys=int(new @ plan.context_len), asked_keys=asked_keys)
+        assert model.flops(masked) == flops
 
 
 def test_a_decode_is_bound_by_bytes_and_a_prefill_by_operations(measured) -> None:
@@ -52,7 +96,8 @@ def test_a_decode_is_bound_by_bytes_and_a_prefill_by_operations(measured) -> Non
     cost = StepCost(
         ModelWork(spec, spec.weight_bytes(2), spec.kv_bytes_per_token(2)), PRESETS["a100-80"]
     )
-    decode, prefill = StepWork(1, 1, 500, 1, 1, 500), StepWork(4096, 1, 8_000_000, 1, 1, 4096)
+    decode = StepWork(1, 1, 500, 1, 1, 500, 1, 500, 0)
+    prefill = StepWork(4096, 1, 8_000_000, 1, 1, 4096, 1, 4096, 0)
     device, model = cost.device, cost.model
     assert cost(decode) == pytest.approx(model.bytes(decode) / device.bytes_per_s)
     assert cost(prefill) == pytest.approx(model.flops(prefill) / device.flops_per_s)
@@ -63,7 +108,7 @@ def test_a_decode_is_bound_by_bytes_and_a_prefill_by_operations(measured) -> Non
 def test_a_fit_finds_the_terms_that_made_the_times(measured, factors, seed) -> None:
     """Durations made from known terms, some of them zero, are explained to the last digits."""
     draw = np.random.default_rng(seed)
-    works = [StepWork(*draw.integers(1, 500, 6).tolist()) for _ in range(40)]
+    works = [StepWork(*draw.integers(1, 500, 9).tolist()) for _ in range(40)]
     scale = (1.0, 1e-3, 1e-6, 1e-5, 1e-8, 1e-6)
     kept = [f * s if f > 0.5 else 0.0 for f, s in zip(factors, scale, strict=True)]
     model = ModelWork.of(measured.recording.llm)
@@ -76,7 +121,7 @@ def test_a_fit_finds_the_terms_that_made_the_times(measured, factors, seed) -> N
 def test_a_fit_keeps_the_total_whatever_held_steps_up(measured) -> None:
     """Some steps took thirty times as long as their equals: the sum is still the measured sum."""
     draw = np.random.default_rng(5)
-    works = [StepWork(*draw.integers(1, 500, 6).tolist()) for _ in range(300)]
+    works = [StepWork(*draw.integers(1, 500, 9).tolist()) for _ in range(300)]
     model = ModelWork.of(measured.recording.llm)
     made = StepCost(model, MACHINE, Terms(1.0, step=1e-3, token=1e-5))
     held_up = np.where(draw.random(300) < 0.1, 30.0, 1.0)
@@ -145,7 +190,7 @@ def test_unknown_devices_and_terms_are_refused(tmp_path) -> None:
 def test_nothing_is_fitted_to_nothing(measured) -> None:
     """No step, or one that took no time, is no measurement; an engine without shapes has none."""
     model = ModelWork.of(measured.recording.llm)
-    work = StepWork(1, 1, 1, 1, 1, 1)
+    work = StepWork(1, 1, 1, 1, 1, 1, 1, 1, 1)
     for works, seconds in (([], []), ([work], [0.0]), ([work], [1.0, 2.0])):
         with pytest.raises(ConfigError, match="give as many, at least one, each above 0"):
             fit(model, MACHINE, works, seconds)

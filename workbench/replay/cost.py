@@ -4,12 +4,10 @@
             + step + token * tokens + sequence * sequences + key * keys + logit * logits
 
 Of a data sheet only the first line is known: its factor is 1 and the rest 0, so it is a bound from
-below, but for what the engine leaves out of a prefill's last layer where no logits are asked for:
-that is charged as if it were computed (3 % of an 8B's operations, 6 % of a 1B's). `fit` finds all
-factors, none negative, by least squares over measured steps, each weighted by 1 / the duration that
-the fit expects: long steps do not decide alone, and all steps together last as long as they were
-measured to. (Weights of measured durations would favour the steps that were not held up, and so
-promise too much.)
+below. `fit` finds all factors, none negative, by least squares over measured steps, each weighted by
+1 / the duration that the fit expects: long steps do not decide alone, and all steps together last as
+long as they were measured to. (Weights of measured durations would favour the steps that were not
+held up, and so promise too much.)
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import combinations
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,45 +37,57 @@ Floats = NDArray[np.float64]
 
 
 class StepWork(NamedTuple):
-    """One step. keys: pairs of a computed token and a position it attends to."""
+    """One step. keys: pairs of a computed token and a position it attends to.
+
+    Of rows that nothing is asked of, the last layer computes keys and values only.
+    """
 
     tokens: int
     sequences: int
     keys: int
     logits: int  # rows whose logits are computed
-    sampled: int
+    sampled: int  # of these, rows with those of the whole vocabulary
     context: int  # positions of all sequences, whose KV is read
+    asked: int  # rows that leave the last layer
+    asked_keys: int  # positions these attend to
+    columns: int  # logits of rows that are scored
 
 
 def work_of(plan: StepPlan) -> StepWork:
-    """The counts of a step."""
+    """The counts of a step, as `Executor` computes it."""
     context = plan.context_len.astype(np.int64)
     total = int(context.sum())
-    keys = total  # where each sequence computes one token
+    sampled, scored = len(plan.sampling), [len(wanted.rows) for wanted in plan.wanted]
+    columns = sum(len(wanted.rows) * len(wanted.columns) for wanted in plan.wanted)
+    keys, asked, asked_keys = total, plan.num_seqs, total  # where each computes one token
     if plan.num_tokens > plan.num_seqs:
         new = np.diff(plan.query_start).astype(np.int64)
         keys = int(np.sum(new * (context - new) + new * (new + 1) // 2))
-    sampled = len(plan.sampling)
-    logits = sampled + sum(len(wanted.rows) for wanted in plan.wanted)
-    return StepWork(plan.num_tokens, plan.num_seqs, keys, logits, sampled, total)
+        rows = np.unique(np.concatenate([plan.sampling.rows, *(w.rows for w in plan.wanted)]))
+        asked, asked_keys = len(rows), int(np.sum(plan.positions[rows] + 1))
+    counts = plan.num_tokens, plan.num_seqs, keys, sampled + sum(scored), sampled, total
+    return StepWork(*counts, asked, asked_keys, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """Floating point operations and bytes of a model's steps.
-
-    Linear in the counts of a step, so each coefficient is a difference of `spec.flops`.
-    """
+    """Floating point operations and bytes of a model's steps, linear in the counts of a step."""
 
     spec: ModelSpec
     weight_bytes: int
     kv_bytes_per_token: int
-    flops_of_one: tuple[int, int, int] = field(init=False)  # a token, a key, a row of logits
+    flops_of: StepWork = field(init=False)  # operations of one of each count
 
     def __post_init__(self) -> None:
-        none, key, logit = (self.spec.flops(1, *more) for more in ((0, 0), (1, 0), (0, 1)))
-        per_key = key - none
-        object.__setattr__(self, "flops_of_one", (none - per_key, per_key, logit - none))
+        spec = self.spec
+        none, seen, headed = (spec.flops(1, *more) for more in ((0, 0), (1, 0), (0, 1)))
+        key, column = seen - none, 2 * spec.hidden
+        rest = 2 * (spec.layer_products() - spec.hidden * spec.qkv_columns)  # after keys and values
+        last_key, inner = key // spec.layers, headed - none - column * spec.outputs
+        token, lower_key = none - key - rest, key - last_key
+        whole = column * spec.outputs  # logits of a row
+        ones = (token, 0, lower_key, inner, whole, 0, rest, last_key, column)
+        object.__setattr__(self, "flops_of", StepWork(*ones))
 
     @classmethod
     def of(cls, engine: RecordedEngine) -> ModelWork:
@@ -86,8 +97,7 @@ class ModelWork:
 
     def flops(self, work: StepWork) -> int:
         """Operations of a step; a token attends to itself, which `keys` counts."""
-        token, key, logit = self.flops_of_one
-        return work.tokens * token + work.keys * key + work.logits * logit
+        return sum(map(mul, self.flops_of, work))
 
     def bytes(self, work: StepWork) -> int:
         """Bytes of a step: all weights once, the KV of every context read, the new one written. An
@@ -157,7 +167,7 @@ class StepCost:
     terms: Terms = Terms()
 
     def __call__(self, work: StepWork) -> float:
-        terms, (tokens, sequences, keys, logits, _, _) = self.terms, work
+        terms, (tokens, sequences, keys, logits, *_) = self.terms, work
         beside = terms.step + terms.token * tokens + terms.sequence * sequences
         beside += terms.key * keys + terms.logit * logits
         return terms.roofline * self.roofline(work) + beside
