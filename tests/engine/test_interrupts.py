@@ -316,10 +316,13 @@ def test_of_prompts_that_are_refused_none_is_queued_and_nothing_computed_again(s
     assert engine.trace.steps["prefill_tokens"][steps:].sum() == 0
 
 
-def test_what_is_computed_again_was_admitted_once(small_model, monkeypatch) -> None:
-    """Guards the trace after an interrupt: queue time and look-ups are those of the admission."""
+@pytest.mark.parametrize("first", [True, False])
+def test_what_is_computed_again_was_admitted_once(small_model, monkeypatch, first: bool) -> None:
+    """Guards the trace after an interrupt, of the first step too: queue time and look-ups are those
+    of the admission.
+    """
     engine = alone(small_model)[0]
-    number = started(engine)
+    number = engine.add(PROMPTS[0], PARAMS) if first else started(engine)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -331,7 +334,9 @@ def test_what_is_computed_again_was_admitted_once(small_model, monkeypatch) -> N
     only(engine, number)
     row = engine.trace.requests.set_index("request_id").loc[number]
     assert row["arrival_s"] <= row["scheduled_s"] <= row["first_token_s"]
-    assert engine.trace.steps["query_tokens"].sum() == len(PROMPTS[0])
+    steps, stats = engine.trace.steps, engine.cache.stats
+    assert steps["query_tokens"].sum() == stats.query_tokens == len(PROMPTS[0])
+    assert steps["allocated"].sum() == stats.allocated
 
 
 def test_what_is_no_token_is_refused_before_anything_is_forgotten(small_model) -> None:

@@ -56,6 +56,28 @@ def test_the_last_evicted_contents_are_remembered(monkeypatch: pytest.MonkeyPatc
         assert cache.stats.thrashed == thrashed, "0: 190 evictions ago; 777 never was there"
 
 
+def test_a_refused_admission_asks_for_what_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a lending policy from moving pages for blocks that others use already."""
+
+    def filled(num_blocks: int) -> KVCacheManager:
+        cache = cache_of(num_blocks)
+        for number in range(3):  # the last leaves: one prefix in use, one cached
+            tokens = [*range(number // 2 * 100, number // 2 * 100 + 8), number]
+            assert cache.allocate(number, tokens) is not None
+        cache.free(2, token_ids=tokens)
+        return cache
+
+    asked: list[int] = []
+    cache = filled(7)
+    monkeypatch.setattr(cache.pool, "refused", asked.append)
+    for beginning in (0, 100, 200):
+        prompt = [*range(beginning, beginning + 8), *range(300, 312)]
+        assert cache.allocate(3, prompt, keep_free=1) is None
+        assert filled(asked[-1]).allocate(3, prompt, keep_free=1) is not None
+        assert filled(asked[-1] - 1).allocate(3, prompt, keep_free=1) is None
+    assert len(asked) == 3
+
+
 def test_reset_forgets_content_but_not_statistics() -> None:
     cache = cache_of()
     cache.allocate(1, PROMPT)

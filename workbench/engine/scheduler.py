@@ -175,7 +175,8 @@ class Scheduler:
                 self._stops.add(sequence.request_id, sequence.params)
         self._waiting = deque(self._known.values())
         self._aborted.clear()
-        self._in_flight, self._account = None, StepAccount(self._cache)
+        self._account.restart(self._in_flight is not None)
+        self._in_flight = None
         return self.ended
 
     # -- one step --
@@ -608,8 +609,17 @@ class StepAccount:
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
         self._before: tuple[int, ...] = _cache_counts(cache.stats)
+        self._earlier = self._before  # as of the step before the last one
         self._lost: dict[int, Lost] = {}  # of admitted sequences that still prefill
         self._computed_before: dict[int, int] = {}  # most tokens a preempted request had computed
+        self.open()
+
+    def restart(self, in_flight: bool) -> None:
+        """All that runs waits again; what a step in flight has counted is told with the next one."""
+        if in_flight:
+            self._before = self._earlier
+        self._lost.clear()
+        self._computed_before.clear()
         self.open()
 
     def open(self) -> None:
@@ -642,7 +652,7 @@ class StepAccount:
     def close(self, batch: Batch, planned: PlannedStep, num_waiting: int) -> StepCounts:
         """The step is planned: its counts."""
         cache, now, before = self._cache, _cache_counts(self._cache.stats), self._before
-        self._before = now
+        self._before, self._earlier = now, before
         evicted = preempted = partial = 0  # tokens of this step that were computed before
         for chunk in planned.chunks:
             lost = self._lost.get(chunk.sequence.request_id)

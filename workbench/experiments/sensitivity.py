@@ -341,7 +341,7 @@ def token_times(asked: Question) -> pd.DataFrame:
     rows = []
     for role, device in product(ROLES, PRESETS):
         work = ModelWork.of(drawn_engine(getattr(asked, role)))
-        compute = 1e6 * (work.flops_of_one[0] / PRESETS[device].flops_per_s)
+        compute = 1e6 * (work.flops_of.tokens / PRESETS[device].flops_per_s)
         move = 1e6 * (2 * work.kv_bytes_per_token / PCIE_BYTES_PER_S[device])
         rows.append({"model": role, "device": device, "recompute_us": compute, "swap_us": move})
     return pd.DataFrame(rows)

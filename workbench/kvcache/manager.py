@@ -232,8 +232,9 @@ class KVCacheManager:
         pool, length = self.pool, len(tokens)
         blocks = self._blocks_for(length)
         unreferenced = [block.ref_count for block in shared].count(0)
-        if blocks - len(shared) + unreferenced + keep_free > pool.num_available:
-            pool.refused(pool.num_active + blocks + keep_free)
+        needed = blocks - len(shared) + unreferenced + keep_free
+        if needed > pool.num_available:
+            pool.refused(pool.num_active + needed)
             return None
         missed = range(len(shared), self.coverable(length, max_hit))
         pool.admitted(chain[missed.start : missed.stop], readmission)

@@ -306,7 +306,7 @@ class Unlimited(NamedTuple):
             spare = np.minimum(spare, np.array(sizes) * size / enough[-1])
             alike &= (own["thrashed"].to_numpy() == 0) & (peak <= ROOMY * np.array(sizes))
             again = (most - own["hit_tokens"]).to_numpy(np.float64)
-            lost_s += again * ModelWork.of(need.engine).flops_of_one[0] / pair.device.flops_per_s
+            lost_s += again * ModelWork.of(need.engine).flops_of.tokens / pair.device.flops_per_s
             lost_s += decode_s * (np.maximum(peak / np.array(sizes, np.float64), 1) - 1)
         told = lost_s, spare, (enough[0], enough[1]), [s for s, same in zip(axis, alike) if same]
         return cls(done.throughput.wall_s, *told)
