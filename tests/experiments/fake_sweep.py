@@ -23,6 +23,7 @@ class FakeSweep:
         self._runs = [_run(share, seed) for share in shares for seed in seeds]
         self.config = SimpleNamespace(profile="quick", shares=shares, seeds=seeds)
         self._changed = changed
+        self.missing = ()
 
     @property
     def runs(self):

@@ -229,6 +229,26 @@ def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) 
     assert "simulated NVIDIA A100 40 GB" in text
 
 
+def test_a_share_that_needs_more_seeds_has_them(replayed, root) -> None:
+    """What all shares have is found again; a ratio is of the seeds that both of its shares have."""
+    config = plans.replayed_config("quick", **FEW | {"shares": [0.08, 0.3, 0.5]})
+    study = run_replayed(config, root, surer={0.3: 3, 0.5: 2, 0.45: 9}, progress=False)
+    seeds = study.runs.groupby("llm_share")["seed"].agg(list).to_dict()
+    assert seeds == {0.08: [0], 0.3: [0, 1, 2], 0.5: [0, 1]}
+    assert set(replayed.folders) <= set(study.folders)
+    text = provenance_of(study)
+    assert "2 problems, 1 to 3 seeds a share" in text and "6 of 6 runs" in text
+    rows = views.split_rows(study).set_index(["metric", "llm_share"])
+    rate = study.runs.assign(rate=study.runs["sampled_tokens"] / study.runs["wall_s"])
+    rate = rate.set_index(["llm_share", "seed"])["rate"]
+    assert rows.loc[("tokens_per_s", 0.3), "value"] == pytest.approx(rate[0.3, 0])
+    both = (
+        study.runs[study.runs["seed"] < 2].groupby("llm_share")[["sampled_tokens", "wall_s"]].sum()
+    )
+    own = both["sampled_tokens"] / both["wall_s"]
+    assert rows.loc[("tokens_per_s", 0.5), "ratio"] == pytest.approx(own[0.5] / own[0.3])
+
+
 def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(root) -> None:
     """Guards that what is replayed of SmolLM2 is what a measured run of the same settings does."""
     config = plans.recorded_config("quick", shares=(0.08, 0.3))

@@ -615,7 +615,7 @@ class StepAccount:
         self.open()
 
     def restart(self, in_flight: bool) -> None:
-        """All that runs waits again; what a step in flight has counted is told with the next one."""
+        """All that runs waits again; what a step in flight counted is told with the next one."""
         if in_flight:
             self._before = self._earlier
         self._lost.clear()

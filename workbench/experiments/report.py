@@ -38,7 +38,7 @@ PAIRS = {TINY: "tiny", RECORDED: "smol", REPLAYED: "far"}
 """The pairs of models as rows name them, and how the names of their numbers begin."""
 MEASURED_AND_THESIS = [pair for pair in PAIRS.items() if pair[0] != RECORDED]
 Named = dict[str, str]
-OF_REPLAY = r"replayed 1B.*\n.*?: (\d+ problems, \d+ seeds?)"  # in the note below a figure
+OF_REPLAY = r"replayed 1B.*\n.*?: (\d+ problems, \d+(?: to \d+)? seeds?)"  # in a figure's note
 FORM, BOUNDS = "{:.2f} ({:.2f} to {:.2f})", ["value", "low", "high"]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
@@ -224,13 +224,20 @@ def working_set_of(runs: pd.DataFrame) -> plans.WorkingSet:
 
 
 def run_replayed(
-    config: SweepConfig, runs_dir: Folder = None, device: str = carry_out.DEVICE, **options: Any
+    config: SweepConfig,
+    runs_dir: Folder = None,
+    device: str = carry_out.DEVICE,
+    surer: Mapping[float, int] | None = None,
+    **options: Any,
 ) -> Study:
     """The memory split of a search that is recorded, or made of MATH-500's lengths, replayed on a
-    device that is a table of numbers, as load_device takes it.
+    device that is a table of numbers, as load_device takes it. surer: shares of the config's that
+    have so many seeds.
     """
-    each = product(config.seeds, config.shares)
-    specs = [RunSpec(config, share, seed, settings.REPLAY) for seed, share in each]
+    more = {share: range(count) for share, count in (surer or {}).items() if share in config.shares}
+    each = {*product(config.seeds, config.shares)}
+    each |= {(seed, share) for share, seeds in more.items() for seed in seeds}
+    specs = [RunSpec(config, share, seed, settings.REPLAY) for seed, share in sorted(each)]
     return run_study(config, specs, runs_dir, **_replays(config, load_device(device)) | options)
 
 
@@ -330,6 +337,7 @@ def run_rungs(
     if profile == "full":
         few = plans.recorded_config(profile, shares=COMPARED_SHARES)
         found.insert(0, run_sweep(few, runs_dir, **how))
+        how["surer"] = plans.SURER
     thesis = plans.replayed_config(profile, shares=shares, **sizes)
     return [*found, run_replayed(thesis, runs_dir, **how)]
 
@@ -453,6 +461,8 @@ def provenance(
     seed: the only one drawn of several. beside: runs of another study in the same figure.
     """
     first, seeds = runs.iloc[0], counted(runs["seed"].nunique(), "seed")
+    if len(counts := sorted(set(runs.groupby("llm_share")["seed"].nunique()))) > 1:
+        seeds = f"{counts[0]} to {counts[-1]} seeds a share"
     outside = "" if first["activations_in_total"] else ", activations outside it"
     policies = list(runs["policy"].dropna().unique()) if "policy" in runs else []
     policy = f", shared by the policy {policies[0]}" if len(policies) == 1 else ""
@@ -527,8 +537,8 @@ def provenance_of(
 
 def completeness(study: Any) -> str:
     """How many of a sweep's runs are drawn, and why the others are not."""
-    planned = len(study.config.shares) * len(study.config.seeds)
     bad = study.all_runs.query("status != @FINISHED").to_dict("records")
+    planned = len(study.runs) + len(bad) + len(study.missing)
     reasons = ", ".join(f"{row['status']}: {row['name']}" for row in bad)
     return f"{len(study.runs)} of {planned} runs" + (f" ({reasons})" if reasons else "")
 

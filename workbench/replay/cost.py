@@ -4,10 +4,10 @@
             + step + token * tokens + sequence * sequences + key * keys + logit * logits
 
 Of a data sheet only the first line is known: its factor is 1 and the rest 0, so it is a bound from
-below. `fit` finds all factors, none negative, by least squares over measured steps, each weighted by
-1 / the duration that the fit expects: long steps do not decide alone, and all steps together last as
-long as they were measured to. (Weights of measured durations would favour the steps that were not
-held up, and so promise too much.)
+below. `fit` finds all factors, none negative, by least squares over measured steps, each weighted
+by 1 / the duration that the fit expects: long steps do not decide alone, and all steps together
+last as long as they were measured to. (Weights of measured durations would favour the steps that
+were not held up, and so promise too much.)
 """
 
 from __future__ import annotations
