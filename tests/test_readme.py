@@ -33,6 +33,7 @@ from workbench.experiments.claims import (
 )
 from workbench.experiments.provenance import counted, describe, git
 from workbench.experiments.settings import RECORDED, REPLAYED, THESIS_SHARE
+from workbench.replay.cost import BOUND
 from workbench.replay.workload import IN_FLIGHT
 
 ROOT = Path(__file__).parent.parent
@@ -459,7 +460,7 @@ def split() -> list[str]:
         name = ""
         if rung != MEASURED:
             name = f"{rung[0].upper()}{rung[1:]}, not run: seconds are a roofline's of one "
-            name += f"{next(devices)}, a bound from below. "
+            name += f"{next(devices)}, {BOUND}. "
         lines += ["", name + split_in_words(figure_rows("memory_split", rung).reset_index())]
         if rung == RECORDED:
             lines[-1] += f" {as_run()}"

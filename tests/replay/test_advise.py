@@ -21,7 +21,7 @@ ASKED = {
     "embedded": (TINY, SMALL),
     "a100-40": (THESIS, {"device": "a100-40", "total": "40GiB"}),
     "rtx-4090": (THESIS, {"device": "rtx-4090"}),
-    "l40s": (QWEN, {"device": "l40s"}),
+    "l40s": (QWEN, {"device": "l40s", "total": "40GiB"}),
 }
 PEAKED = ("embedded", "a100-40")  # both ends lose; the 4090's PRM lacks room at every share
 
@@ -171,6 +171,8 @@ def test_flags_are_the_recommended_share_in_each_engines_terms() -> None:
     assert vllm[1]["model"] == "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data"
     assert [each["gpu-memory-utilization"] for each in vllm] == [0.225, 0.675]
     assert [each["max-model-len"] for each in vllm] == [4096, 4096]
+    wide = module.start_up(Pair(replace(asked, block_size=32)), 0.25)
+    assert [wide["vLLM"][1]["block-size"], wide["SGLang"][1]["page-size"]] == [32, 32]
     blocks = pair.blocks(0.25)
     assert vllm[1]["kv-cache-memory-bytes"] == blocks[1] * prm.block
     assert prm.weights + prm.activations + blocks[1] * prm.block <= 27 << 30
@@ -219,6 +221,13 @@ def test_nothing_is_claimed_of_a_model_on_vllm_where_it_was_not_run() -> None:
     other = module._notes(Pair(replace(asked, prm=THESIS[1], strategy="best_of_n")))
     assert not any("vLLM" in note for note in other)
     assert sum("500 problems to their end" in note for note in other) == 1, "samples are whole"
+
+
+@pytest.mark.parametrize(("total", "tight"), [("39.9GiB", True), ("36GiB", False)])
+def test_no_room_for_two_processes_is_told(total: str, tight: bool) -> None:
+    """A second engine's context and workspace come on top of all that is counted."""
+    notes = module._notes(Pair(Question(*THESIS, "a100-40", total, n=1, in_flight=1)))
+    assert any("Ask with less total" in note for note in notes) == tight
 
 
 def test_samples_are_cut_to_what_a_request_may_have() -> None:

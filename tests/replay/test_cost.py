@@ -75,17 +75,22 @@ def test_operations_are_those_that_torch_counts(measured, monkeypatch, name) -> 
     else:
         for prompt in prompts:
             engine.add_score(prompt, [len(prompt) - 3, len(prompt) - 1], [11, 12])
-        while engine.step():
-            pass
+        engine.add_score([*range(3, 12)], [*range(2, 8)], [11])  # more than max_num_seqs
+        while engine.has_work:
+            engine.step()
     model = ModelWork(engine.spec, 1, 1)
-    assert 0 in {work_of(plan).asked for plan, _ in seen}  # a chunk within a prompt
+    asked_of = [work_of(plan, limits["max_num_seqs"]).asked for plan, _ in seen]
+    assert 0 in asked_of  # a chunk within a prompt
+    assert name != "tiny-prm" or max(asked_of) > limits["max_num_seqs"]  # the whole last layer
     for plan, flops in seen:
-        work, new = work_of(plan), np.diff(plan.query_start)
+        work, new = work_of(plan, limits["max_num_seqs"]), np.diff(plan.query_start)
         asked = np.concatenate([plan.sampling.rows, *(wanted.rows for wanted in plan.wanted)])
         owners = np.searchsorted(plan.query_start, asked, side="right") - 1
         asked_keys = int(plan.context_len[owners].sum())
         if plan.num_tokens == plan.num_seqs:
             asked_keys = int(plan.context_len.sum())
+        elif len(set(asked)) > limits["max_num_seqs"]:
+            asked_keys = int(new @ plan.context_len)
         masked = work._replace(keys=int(new @ plan.context_len), asked_keys=asked_keys)
         assert model.flops(masked) == flops
 
@@ -240,3 +245,7 @@ def test_traces_of_other_runs_are_refused(measured) -> None:
         calibrated(MACHINE, [MeasuredRun(measured.answers, trace, {"num_blocks": 100})])
     with pytest.raises(ConfigError, match="no run"):
         calibrated(MACHINE, [])
+    other = replace(measured.recording, llm=replace(measured.recording.llm, name="another"))
+    runs = [MeasuredRun(each, trace) for each in (measured.answers, Answers(other))]
+    with pytest.raises(ConfigError, match="have no terms in common"):
+        calibrated(MACHINE, runs)

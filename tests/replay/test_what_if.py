@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,9 @@ from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.kvcache.arena import KVArena
 from workbench.models.registry import model_spec
+from workbench.replay.cost import spec_of
 from workbench.replay.devices import load_device
-from workbench.replay.simulator import POLICIES, events, recorded_strategy
+from workbench.replay.simulator import POLICIES, events, recorded_strategy, replay
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording
 from workbench.search.prm import PRM
@@ -167,7 +169,7 @@ def test_a_callback_stops_a_replay(measured) -> None:
             ConfigError,
             "keeps no split",
         ),
-        ({"device": "rtx-4090", "kv_memory": "24GiB"}, OutOfMemory, "RTX 4090 has 24"),
+        ({"device": "rtx-4090", "kv_memory": "24GiB"}, OutOfMemory, r"RTX 4090 has 24\.0"),
         ({"device": "h100", "block_size": 0}, ConfigError, "block_size is 0"),
         (
             {"device": "h100", "kv_memory": "9MiB", "kv_share": 0.3, "llm": {"num_blocks": 99}},
@@ -198,8 +200,21 @@ def test_recorded_memory_must_fit_the_device_too(measured) -> None:
         what_if(measured.answers, device=small)
 
 
-def test_a_length_in_which_what_was_sampled_has_no_room_is_refused() -> None:
-    """A shorter node was never sampled: none of its tokens may be counted as if it were."""
+@pytest.mark.parametrize("read", ["max_model_len", "sliding_window"])
+def test_a_length_in_which_what_was_sampled_has_no_room_is_refused(read: str) -> None:
+    """A shorter node was never sampled: none of its tokens may be counted as if it were. Another
+    model reads no more than it can.
+    """
     recording = load_recording("tiny-16-n16-self-consistency")
     with pytest.raises(RecordingError, match=r"leaves it \d+. A shorter one was not recorded"):
         what_if(recording, device="a100-40", max_model_len=858)
+    short = replace(spec_of(recording.llm), **{read: 858})
+    with pytest.raises(RecordingError, match=r"leaves it \d+. A shorter one was not recorded"):
+        what_if(recording, device="a100-40", llm_spec=short, llm={"num_blocks": 4000})
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5, True])
+@pytest.mark.parametrize("name", ["max_rounds", "min_problem_batch"])
+def test_a_count_that_is_none_is_refused(measured, name: str, count: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {count}; allowed: whole numbers >= 1"):
+        replay(measured.answers, load_device("h100"), **{name: count})

@@ -111,6 +111,10 @@ def test_assumptions_do_what_they_say() -> None:
     assert depth(step_tokens=80.0) < usual
     twins = thesis_search(num_problems=5, n=4, assumptions=workload.Assumptions(twins=1.0))
     assert all(len({s.tokens for s in p.steps if len(s.path) == 1}) == 1 for p in twins.problems)
+    endless = workload.Assumptions(step_tokens=800.0, endless=1.0)
+    found = Answers(thesis_search(num_problems=4, n=4, assumptions=endless))
+    requests = replay(found, PRESETS["a100-40"]).trace.requests
+    assert requests.eval("prompt_tokens + output_tokens").max() < workload.MAX_MODEL_LEN
     with pytest.raises(ConfigError, match=r"twins is 1.5; allowed: in .0, 1"):
         workload.Assumptions(twins=1.5)
     with pytest.raises(ConfigError, match="step_tokens"):

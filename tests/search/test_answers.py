@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.search import answers
 from workbench.search.answers import (
     PROOF_SECONDS,
     Proofs,
@@ -43,6 +44,8 @@ from workbench.search.answers import (
         ("\\boxed{3} but \\boxed{4 is cut", "3"),
         ("no box, 17", ""),
         ("\\boxed{}", ""),
+        ("so \\boxed{5}. That is the \\boxed answer.", "5"),
+        ("\\boxed{a}\\boxed $", "a"),
         ("", ""),
     ],
 )
@@ -85,6 +88,10 @@ def test_the_last_complete_box_is_the_answer(text, answer):
         ("12 \\text{ cm}", "12", True),
         ("12 inches", "12", True),
         ("5.4 \\text{ cents}", "5.4", True),
+        ("5 km", "5 m", False),
+        ("10 kg", "10 g", False),
+        ("5", "5\\text{ million}", False),
+        ("7", "7\\text{ or more}", False),
     ],
 )
 def test_answers_are_compared_as_mathematics(reference, given, same):
@@ -127,10 +134,22 @@ def test_a_proof_that_is_interrupted_spoils_no_other(monkeypatch):
         patch.setattr("select.select", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             proofs("2x", "3x")
-    assert proofs("x+1", "1+x+0")
+    assert proofs("x+1", "0+x+1")
     proofs._process.kill()
     proofs._process.wait()
-    assert proofs("x+1", "1+x+0"), "one that ended is begun anew"
+    assert proofs("x+1", "x+1+0"), "one that ended is begun anew"
+
+
+def test_a_pair_that_had_no_time_is_compared_again(monkeypatch):
+    """Guards votes and accuracy from one moment in which the machine was busy."""
+    proofs = Proofs()
+    with monkeypatch.context() as patch:
+        patch.setattr(answers, "PROOF_SECONDS", 0)
+        assert not proofs("x+1", "1+x+0")
+    assert proofs("x+1", "1+x+0")
+    with monkeypatch.context() as patch:
+        patch.setattr(proofs, "_answer", Mock(side_effect=AssertionError))
+        assert proofs("x+1", "1+x+0"), "what was told is kept"
 
 
 ENDLESS = ["9^" * 200 + "9", "9^{9^{9^9}}", "9^9^9", "2^{1000000000}", "((9^{999})^{999})^{999}"]

@@ -136,7 +136,26 @@ def test_math500_offline_says_what_to_do(monkeypatch):
     assert {p.level for p in load_problems("math500", limit=5)} == {1, 2, 3, 4, 5}
 
 
+def test_numbers_and_names_are_as_the_file_writes_them(tmp_path):
+    """Guards an answer of 0.00001 from being 1e-05, which no model boxes; and an id from null."""
+    path, given = tmp_path / "rows.jsonl", ["0.00001", "1234567890123456789.5", "-3", "1e3"]
+    rows = ['{"unique_id": null, "id": %d, "problem": "p%d", "answer": %s}' % (k, k, answer)
+            for k, answer in enumerate(given)]  # fmt: skip
+    path.write_text("\n".join(rows))
+    found = problems.read_problems(path)
+    assert [p.answer for p in found] == [*given[:3], "1000"]
+    assert [p.id for p in found] == ["0", "1", "2", "3"]
+    path.write_text('{"problem": "p", "answer": NaN}')
+    with pytest.raises(ProblemFileError, match="row 1 has NaN, which is no number"):
+        problems.read_problems(path)
+
+
 # -- the tiny family --
+
+
+def test_no_problem_is_there_twice():
+    """Two levels share a length; a bootstrap takes problems for independent."""
+    assert len({p.problem for p in problems.tiny_problems(1000, seed=1)}) == 1000
 
 
 @pytest.mark.parametrize("level", LEVELS)

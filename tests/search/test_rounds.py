@@ -1,17 +1,21 @@
 """Many searches over two fake engines: sameness, order, rounds, limits, and no leaked answer."""
 
-from collections import Counter
+from collections import Counter, deque
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
-from tests.search.conftest import tree
+from tests.search.conftest import pick, tree
 from workbench.core import SamplingParams, ScoreParams, node_seed
 from workbench.errors import ConfigError, PromptError
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
-from workbench.search.search import run_search
+from workbench.search.recording import read_recording
+from workbench.search.search import Search, run_search
 from workbench.search.strategies import BeamSearch, BestOfN
+from workbench.search.variants import Lookahead, SelfConsistency
 
 STRATEGY = BeamSearch(n=6, beam_width=3, max_depth=5)
 PROBLEM = Problem("p", "How?")
@@ -221,3 +225,77 @@ def test_shuffled_scores_change_the_search_but_not_the_prm(search):
     assert tree(control) != tree(search(score_shuffle_seed=2)[0])
     samples, dealt = (search(strategy=BestOfN(n=6), score_shuffle_seed=k)[0] for k in (None, 1))
     assert Counter(samples.candidates["score"]) == Counter(dealt.candidates["score"])
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        BestOfN(n=6, max_tokens=64),
+        Lookahead(n=6, beam_width=3, max_depth=5),
+        BeamSearch(n=4, beam_width=2, max_depth=2, finish_at_limit=True),
+    ],
+)
+def test_shuffled_scores_of_beams_of_unequal_depth(fake_engine, strategy):
+    """A beam gets as many scores as it has steps, whichever beam's they were."""
+    llm = fake_engine(lambda _, seed: "step\n\n" * (pick(seed) % 4) + "so \\boxed{1}<eos>")
+    prm = PRM(fake_engine())
+    found = run_search(PROBLEM, llm=llm, prm=prm, strategy=strategy, score_shuffle_seed=1)
+    steps = {text.count("\n\n") for text in found.candidates["text"]}
+    assert len(steps) > 1 and found.candidates["score"].between(0, 1).all()
+
+
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_iterations_are_the_depth_of_the_tree(search, lookahead):
+    """What is sampled ahead is no iteration of its own."""
+    found = search(strategy=Lookahead(n=6, beam_width=3, max_depth=5, lookahead=lookahead))[0]
+    depths = found.tree.groupby("problem_id")["depth"].max()
+    assert found.problems.set_index("problem_id")["iterations"].to_dict() == depths.to_dict()
+
+
+def test_a_strategy_that_asks_no_score_needs_no_room_of_the_prm(search, fake_engine):
+    short = fake_engine(max_model_len=40)
+    found = search(Problem("p", "x" * 60), strategy=SelfConsistency(n=2), prm=short)[0]
+    assert len(found.candidates) == 2 and not short.asked
+
+
+@pytest.mark.parametrize("seed", [None, 1.0, True, "1"])
+def test_a_seed_that_is_no_whole_number_is_refused(search, fake_engine, seed):
+    """1.0 would be another run than 1."""
+    llm = fake_engine()
+    with pytest.raises(ConfigError, match=r"seed is .*; give a whole number"):
+        search(llm=llm, seed=seed)
+    assert not llm.asked
+
+
+def test_numpy_s_numbers_are_as_good(search, tmp_path):
+    """Guards a recording that could not be written once all was searched."""
+    given = replace(PROBLEM, level=np.int64(3)), np.int64(1)
+    found = search(given[0], seed=given[1], record=tmp_path / "it.parquet")[0]
+    own = read_recording(tmp_path / "it.parquet")
+    assert (own.problems[0].problem.level, own.settings.seed) == (3, 1)
+    assert tree(found) == tree(search(replace(PROBLEM, level=3), seed=1)[0])
+
+
+def test_a_search_stopped_in_a_round_keeps_what_was_answered(fake_engine, problems, tmp_path):
+    """Whoever plays the rounds: the recording of those answered, and how many there were."""
+
+    def stop(progress):
+        if progress.answered >= 2:
+            raise TimeoutError
+
+    own = Search(
+        problems,
+        llm=fake_engine(),
+        prm=PRM(fake_engine()),
+        strategy=STRATEGY,
+        min_problem_batch=2,
+        record=tmp_path / "it.parquet",
+        on_round=stop,
+    )
+    assert own.round()  # one that goes on
+    with pytest.raises(TimeoutError) as stopped:
+        deque(iter(own.round, False))
+    answered = len(stopped.value.result.problems)
+    assert 2 <= answered < len(problems) == own.progress.problems
+    assert len(read_recording(tmp_path / "it.partial.parquet").problems) == answered
+    assert own.progress.in_flight == 0 and len(stopped.value.__notes__) == 1

@@ -8,6 +8,7 @@ import pytest
 from tests.widgets.conftest import OTHER, SHARES, SMALL
 from workbench.errors import OutOfMemory
 from workbench.plots.theme import MODELS
+from workbench.replay.cost import BOUND
 from workbench.replay.devices import PRESETS
 from workbench.widgets import what_if as w
 from workbench.widgets import what_if_replay as r
@@ -96,7 +97,7 @@ def test_words_say_what_it_is_and_no_price_is_made_up(view, position, replays):
     assert "at the nearest replay" in w.cost_in_words(guess)
     assert "at 2.5 an hour that is" in w.cost_in_words(replays[1], 2.5)
     for drawn in w.drawings(view).values():
-        for said in ("tiny-solver", "48.0 MiB", "bound from below"):
+        for said in ("tiny-solver", "48.0 MiB", BOUND):
             assert said in drawn.figure.layout.meta["provenance"]
         assert len(drawn.rows) and drawn.parameters["llm_share"] == 0.3
 

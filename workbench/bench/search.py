@@ -128,7 +128,7 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     llm, prm, profile = (settings[name] for name in ("llm", "prm", "profile"))
     if settings["peer"] is not None:
         told: dict[str, Any] = {"peer": ",".join(chosen_systems(settings["peer"]))}
-        told |= {"kv_memory": KV_MEMORY, "reuse_partial_blocks": True}
+        told |= {"kv_memory": KV_MEMORY, "reuse_partial_blocks": True, "batch_invariant": True}
         own = settings["problems"], settings["strategy"]
         workload, times = shared_workload(profile, llm, prm, *own)
         told |= {"problems": workload.num_problems, "source": Path(workload.problems).name}

@@ -39,6 +39,7 @@ from workbench.experiments.provenance import (
 from workbench.experiments.runs import FINISHED, RunStore, held, load_runs, of_other_code
 from workbench.experiments.settings import COUNTED, MEASURE, TIGHT, TIMED, Identity, RunSpec
 from workbench.experiments.statistics import Noise, is_replayed, noise_of, sentinel_drift
+from workbench.replay.cost import BOUND
 from workbench.replay.devices import Device, load_device
 
 Folder = str | Path | None
@@ -445,7 +446,7 @@ def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
 
 # -- what stands on a figure: models, rung, budget, sample, machine; read from the runs drawn --
 
-NOTHING_WAS_RUN = "Nothing was run: {}, seconds a roofline's, a bound from below."
+NOTHING_WAS_RUN = f"Nothing was run: {{}}, seconds a roofline's, {BOUND}."
 DRAWN = "tokens are MATH-500's lengths with stated assumptions"
 SEARCHED = "tokens and scores are a recorded search's"
 RUNGS = {"tiny": "measured tiny", "smollm2": "measured SmolLM2", "dummy:": "dummy weights"}

@@ -35,7 +35,7 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.models.registry import REGISTRY
 from workbench.replay import workload
 from workbench.replay.answers import Answers
-from workbench.replay.cost import ModelWork, recorded, spec_of
+from workbench.replay.cost import BOUND, ModelWork, recorded, spec_of
 from workbench.replay.devices import load_device
 from workbench.replay.miss_ratio import miss_ratio
 from workbench.replay.simulator import Replayed, replay
@@ -56,12 +56,13 @@ MOST_BEAMS = 3072  # n 64 with 48 problems in flight
 NODES, LEAST_ROUNDS, MOST_ROUNDS = 12288, 6, 24  # of a replay of its first: beams times rounds
 PROBLEMS, LEAST_PROBLEMS = 2, 16  # of the search: times those in flight, so that these stay so many
 USABLE = 0.9  # of the device's memory, where no total is given; drivers take some
-OPTIONS = {  # the memory's part, sequences, tokens of a step, of a request; exactly: the KV's size
+OPTIONS = {  # the memory's part, sequences, tokens of a step, request and block; the KV's size
     "vLLM": ("gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "max-model-len",
-             "kv-cache-memory-bytes"),
+             "block-size", "kv-cache-memory-bytes"),
     "SGLang": ("mem-fraction-static", "max-running-requests", "chunked-prefill-size",
-               "context-length", "max-total-tokens"),
+               "context-length", "page-size", "max-total-tokens"),
 }  # fmt: skip
+CONTEXTS = 2 << 30  # two CUDA contexts and their workspaces, at least
 CHANGED = ("max_num_seqs", 0.5), ("max_num_seqs", 2), ("in_flight", 0.5), ("n", 0.5)
 SHARE, NO_LIMIT, WHOLE = "share", "no limit", "whole search"  # what a row of the replays is of
 Floats = NDArray[np.float64]
@@ -153,7 +154,8 @@ class Need(NamedTuple):
         engine = drawn_engine(model, width=width, **{name: getattr(asked, name) for name in names})
         weights, block = recorded(engine, "weight_bytes"), recorded(engine, "block_bytes")
         tokens, rows = asked.max_num_batched_tokens, asked.max_num_seqs
-        buffers = spec_of(engine).step_bytes(tokens, rows, width) if activations else 0
+        products = max(width, DTYPE_BYTES)  # of numbers in 8 bits, in 16
+        buffers = spec_of(engine).step_bytes(tokens, rows, products) if activations else 0
         least = weights + buffers + -(-engine.max_model_len // asked.block_size) * block
         return cls(engine, weights, buffers, block, least)
 
@@ -487,7 +489,7 @@ def start_up(pair: Pair, share: float) -> dict[str, list[dict[str, Any]]]:
         parts = budget / memory, (need.weights + kv) / free
         exactly = kv, count * asked.block_size
         free -= budget
-        limits = asked.max_num_seqs, asked.max_num_batched_tokens, length
+        limits = asked.max_num_seqs, asked.max_num_batched_tokens, length, asked.block_size
         for (engine, names), part, exact in zip(OPTIONS.items(), parts, exactly):
             options = dict(zip(names, (math.floor(1e4 * part) / 1e4, *limits, exact)))
             flags[engine].append({"model": str(REGISTRY.get(name, name)), **options})
@@ -499,7 +501,7 @@ def _notes(pair: Pair) -> list[str]:
     device = pair.device
     names = [need.engine.name for need in pair.needs]
     rest = [name for name in names if not device.is_fitted_to(name)]
-    bound = "its roofline, so they are a bound from below" if rest else "fitted terms"
+    bound = f"its roofline, {BOUND}" if rest else "fitted terms"
     if 0 < len(rest) < len(names):
         bound = f"fitted terms, those of {rest[0]} by {bound}"
     search, left = pair.answers.recording, device.memory_bytes - pair.total
@@ -514,7 +516,8 @@ def _notes(pair: Pair) -> list[str]:
         f"assumed. Rates are over its first {pair.rounds} rounds, of sampling or of scoring"
         f"{'; later beams are deeper and need more cache' * bool(depth)}. 16-bit weights and KV.",
         f"Activations, from shapes: {activations}. Contexts and workspaces of two processes come "
-        f"on top, and have {format_size(left)} here." + (" Ask with less total." * (left < 1)),
+        f"on top, and have {format_size(left)} here."
+        + (" Ask with less total." * (left < CONTEXTS)),
     ]
     if count := pair.asked.critiques:
         notes.append(

@@ -4,10 +4,11 @@
             + step + token * tokens + sequence * sequences + key * keys + logit * logits
 
 Of a data sheet only the first line is known: its factor is 1 and the rest 0, so it is a bound from
-below. `fit` finds all factors, none negative, by least squares over measured steps, each weighted
-by 1 / the duration that the fit expects: long steps do not decide alone, and all steps together
-last as long as they were measured to. (Weights of measured durations would favour the steps that
-were not held up, and so promise too much.)
+below, but for KV that siblings share, which attention may read once and is charged to each. `fit`
+finds all factors, none negative, by least squares over measured steps, each weighted by 1 / the
+duration that the fit expects: long steps do not decide alone, and all steps together last as long
+as they were measured to. (Weights of measured durations would favour the steps that were not held
+up, and so promise too much.)
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from workbench.models.spec import ModelSpec, RopeScaling
 from workbench.replay.devices import Device
 from workbench.search.recording import RecordedEngine
 
+BOUND = "a bound from below where each sequence reads its own KV"
 ROUNDS = 8  # of weights and factors in turn; they settle in three or four
 LEAST_SHARE = 1e-3  # of the mean duration: no step is weighted as if it took less
 Floats = NDArray[np.float64]
@@ -53,8 +55,10 @@ class StepWork(NamedTuple):
     columns: int  # logits of rows that are scored
 
 
-def work_of(plan: StepPlan) -> StepWork:
-    """The counts of a step, as `Executor` computes it."""
+def work_of(plan: StepPlan, logit_rows: int) -> StepWork:
+    """The counts of a step, as `Executor` computes it: where more rows than logit_rows (an engine's
+    max_num_seqs) are asked for, the last layer is computed of all.
+    """
     context = plan.context_len.astype(np.int64)
     total = int(context.sum())
     sampled, scored = len(plan.sampling), [len(wanted.rows) for wanted in plan.wanted]
@@ -64,7 +68,9 @@ def work_of(plan: StepPlan) -> StepWork:
         new = np.diff(plan.query_start).astype(np.int64)
         keys = int(np.sum(new * (context - new) + new * (new + 1) // 2))
         rows = np.unique(np.concatenate([plan.sampling.rows, *(w.rows for w in plan.wanted)]))
-        asked, asked_keys = len(rows), int(np.sum(plan.positions[rows] + 1))
+        asked, asked_keys = plan.num_tokens, keys
+        if len(rows) <= logit_rows:
+            asked, asked_keys = len(rows), int(np.sum(plan.positions[rows] + 1))
     counts = plan.num_tokens, plan.num_seqs, keys, sampled + sum(scored), sampled, total
     return StepWork(*counts, asked, asked_keys, columns)
 
@@ -101,7 +107,7 @@ class ModelWork:
 
     def bytes(self, work: StepWork) -> int:
         """Bytes of a step: all weights once, the KV of every context read, the new one written. An
-        embedding that is no output counts whole (7 % of an 8B), though few of its rows are read.
+        embedding, or an output of which few columns are asked, counts whole (each 7 % of an 8B).
         """
         return self.weight_bytes + self.kv_bytes_per_token * (work.context + work.tokens)
 

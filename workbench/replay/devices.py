@@ -66,18 +66,18 @@ class Device:
             )
 
 
-def _nvidia(name: str, tflops: float, gb_per_s: float, gb: int) -> Device:
-    """gb: as sold; the memory of a card of 40 GB is 40 GiB."""
-    return Device(name, tflops * 1e12, gb_per_s * 1e9, gb << 30, "NVIDIA data sheet, dense bf16")
+def _nvidia(name: str, tflops: float, gb_per_s: float, mib: int) -> Device:
+    """mib: as nvidia-smi tells it, of which CUDA gives a process some hundred less."""
+    return Device(name, tflops * 1e12, gb_per_s * 1e9, mib << 20, "NVIDIA data sheet, dense bf16")
 
 
 PRESETS = {
-    "a100-40": _nvidia("NVIDIA A100 40 GB", 312, 1555, 40),
-    "a100-80": _nvidia("NVIDIA A100 80 GB SXM", 312, 2039, 80),
-    "h100": _nvidia("NVIDIA H100 80 GB SXM", 989.4, 3350, 80),
-    "h200": _nvidia("NVIDIA H200 141 GB SXM", 989.4, 4800, 141),
-    "l40s": _nvidia("NVIDIA L40S", 362.05, 864, 48),
-    "rtx-4090": _nvidia("NVIDIA GeForce RTX 4090", 165.2, 1008, 24),
+    "a100-40": _nvidia("NVIDIA A100 40 GB", 312, 1555, 40960),
+    "a100-80": _nvidia("NVIDIA A100 80 GB SXM", 312, 2039, 81920),
+    "h100": _nvidia("NVIDIA H100 80 GB SXM", 989.4, 3350, 81559),
+    "h200": _nvidia("NVIDIA H200 141 GB SXM", 989.4, 4800, 143771),
+    "l40s": _nvidia("NVIDIA L40S", 362.05, 864, 46068),
+    "rtx-4090": _nvidia("NVIDIA GeForce RTX 4090", 165.2, 1008, 24564),
 }
 
 

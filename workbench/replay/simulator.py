@@ -245,7 +245,7 @@ class ReplayEngine:
         if plan is None:
             return []
         self.cache.take_moves()  # there are no bytes to be copied
-        duration = self._cost(work_of(plan))
+        duration = self._cost(work_of(plan, self.settings.max_num_seqs))
         self.clock.now += duration
         finished = self.scheduler.update(plan, self._executor.run(plan))
         outputs = [self._finish(sequence, reason) for sequence, reason in finished]
@@ -362,8 +362,9 @@ def play(
     recording, (llm, prm) = answers.recording, engines
     settings = recording.settings
     batch = settings.min_problem_batch if min_problem_batch is None else min_problem_batch
-    if batch < 1:
-        raise ConfigError(f"min_problem_batch is {batch}; allowed: whole numbers >= 1.")
+    for name, count in (("min_problem_batch", batch), ("max_rounds", max_rounds)):
+        if count is not None and (type(count) is not int or count < 1):
+            raise ConfigError(f"{name} is {count!r}; allowed: whole numbers >= 1.")
     cached = settings.score_cache if score_cache is None else score_cache
     used = strategy or recorded_strategy(recording)
     llm.trace_as(recorder, "llm")
@@ -434,11 +435,15 @@ class MeasuredRun(NamedTuple):
 def calibrated(device: Device, runs: Iterable[MeasuredRun]) -> Device:
     """The device with terms for the runs' models, fitted to all of their steps together.
 
-    RecordingError where a trace has other steps than a replay of the recording.
+    ConfigError for runs of several pairs of models; RecordingError where a trace has other steps
+    than a replay of the recording.
     """
     runs, meters = list(runs), (MeteredCost(), MeteredCost())
     if not runs:
         raise ConfigError("A device is calibrated with no run; give one or more.")
+    recordings = [run.answers.recording for run in runs]
+    if len(pairs := {(each.llm.name, each.prm.name) for each in recordings}) > 1:
+        raise ConfigError(f"Runs of {sorted(pairs)} have no terms in common; calibrate each alone.")
     for run in runs:
         found = replay(run.answers, Costs(*meters), llm=run.llm, prm=run.prm).trace.steps
         if not events(found).equals(events(run.trace.steps)):
@@ -448,7 +453,7 @@ def calibrated(device: Device, runs: Iterable[MeasuredRun]) -> Device:
                 "same search with the same settings."
             )
     steps = pd.concat([run.trace.steps for run in runs])
-    recording, terms = runs[-1].answers.recording, {}
+    recording, terms = recordings[-1], {}
     engines = {"llm": recording.llm, "prm": recording.prm}
     for engine in engines.values():  # one model in both roles has one fit, to the steps of both
         works, seconds = list[Any](), list[float]()

@@ -218,6 +218,8 @@ def _other(
 ) -> RecordedEngine:
     """The engine with another model's shapes; its prompts, tokens and other limits stay."""
     dtype_bytes, most = asked.dtype_bytes or 2, engine.max_model_len
+    if spec is not None:
+        most = min(most, spec.max_model_len, spec.sliding_window or most)
     engine = replace(engine, max_model_len=min(asked.max_model_len or most, most))
     if spec is None:
         return engine if name is None else replace(engine, name=name)

@@ -55,6 +55,7 @@ DTYPE_BYTES = 2
 MAX_MODEL_LEN = 4096
 IN_FLIGHT = 48  # 768 beams of n = 16, three times max_num_seqs, as 12 problems are on the tiny rung
 PROMPT_HEAD, PROMPT_TAIL = 154, 5
+MAX_STEP_TOKENS = 2048
 """Llama 3.2's chat template with search-and-learn's system prompt and a date, around a problem."""
 PRM_HEAD, PRM_VERDICT, PRM_BETWEEN, PRM_DROPPED = 30, 5, 6, 1
 """RLHFlow's chat in Llama 3.1's template; a step's last token is its blank line."""
@@ -249,7 +250,7 @@ def _recording(problems: Sequence[RecordedProblem], strategy: Strategy, seed: in
         top_p=1.0,
         top_k=0,
         min_p=0.0,
-        max_step_tokens=2048,
+        max_step_tokens=MAX_STEP_TOKENS,
         voting="weighted",
         score_shuffle_seed=None,
         prm_format="rlhflow",
@@ -333,8 +334,7 @@ class _AssumedSteps:
         start = _Progress(assumed.length_ratio * lengths.solution_tokens, 0.9, 0)
         self._progress: dict[tuple[int, ...], _Progress] = {(): start}
         self._steps: dict[tuple[int, ...], DrawnStep] = {}
-        around = PRM_HEAD + PRM_VERDICT + lengths.problem_tokens
-        self._room = MAX_MODEL_LEN - max(around, PROMPT_HEAD + PROMPT_TAIL) - 64
+        self._room = MAX_MODEL_LEN - lengths.problem_tokens - 64
 
     def __call__(self, beams: Sequence[Beam]) -> list[DrawnStep]:
         assumed, usual = self._assumed, math.log(self._assumed.step_tokens)
@@ -348,11 +348,13 @@ class _AssumedSteps:
                 continue
             wanted = parent.wanted * draws.lognormvariate(0, assumed.length_spread)
             count = max(2, round(draws.lognormvariate(usual, assumed.step_spread)))
-            left = self._room - parent.tokens - len(path) * (PRM_BETWEEN + PRM_VERDICT)
+            between = len(path) * (PRM_BETWEEN + PRM_VERDICT)
+            around = max(PRM_HEAD + PRM_VERDICT + between, PROMPT_HEAD + PROMPT_TAIL)
+            left = self._room - around - parent.tokens
             if draws.random() < assumed.endless:
                 wanted = math.inf
             ends = count >= wanted or count >= left - 2 * assumed.step_tokens
-            count = max(2, min(count, math.ceil(min(wanted, left))))
+            count = max(2, min(count, MAX_STEP_TOKENS, math.ceil(min(wanted, left))))
             score = min(max(parent.score + draws.gauss(0, assumed.score_spread), 0.0), 1.0)
             self._progress[path] = _Progress(wanted - count, score, parent.tokens + count)
             text, reason = "/".join(map(str, path)) + STEP_END, "eos" if ends else "stop"

@@ -20,7 +20,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
@@ -31,12 +30,14 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed(?:\s+(?=[^\s{])|(?=\\))")
 DOLLARS = re.compile(r"(?<!\\)\$+")  # they open or close a formula
 EDGES = re.compile(r"^\s*\$*\s*|\s*(?<!\\)\$*\s*$")  # white space and dollars, none escaped
 UNIT = re.compile(r"\\(?:text|textrm|mbox|mathrm)\s*\{|\s[A-Za-z]{2,}\W*$")  # or another word
+OTHER_NUMBER = re.compile(r"\b(hundred|thousand|million|billion|trillion|or|and)\b")
 BRACE = re.compile(r"(?<!\\)(?:\\\\)*[{}]")  # not one that is escaped
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
 WORDS = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm)\s*\{([^{}]*)\}")
 IDLE_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 LONE_BRACES = re.compile(r"(?<=[\^_])\{(\w)\}")
 PROOF_SECONDS = 3.0  # of one comparison
+MOST_TOLD = 4096  # verdicts that are kept
 LONGEST_COMPARED = 200  # characters
 LARGEST_POWER = 10**6
 POWER_TOWER = re.compile(r"\^\s*(\{[^{}]*\^|[^{}\s]\s*\^)")
@@ -45,8 +46,11 @@ FACTORIAL = re.compile(r"\d{5,}\s*!|!\s*!|\)\s*!")
 
 
 def extract_answer(text: str) -> str:
-    """The content of the last complete \\boxed{...}, or "" when there is none."""
-    for match in reversed(list(BOX.finditer(text))):
+    """The content of the last complete \\boxed{...}, else of the last \\boxed without braces, or ""
+    when there is none.
+    """
+    boxes = sorted(BOX.finditer(text), key=lambda box: (text[box.end()] == "{", box.end()))
+    for match in reversed(boxes):
         start, depth = match.end(), 0
         if text[start] != "{":  # bare: to the end of the formula it is in, or one word
             opened = DOLLARS.match(text, start)
@@ -131,31 +135,38 @@ class Proofs:
     """math-verify's verdict on two answers, by a process of its own, each within PROOF_SECONDS.
 
     sympy may compute for ever on what a model writes, and hold the interpreter meanwhile. A pair
-    that takes longer is told apart, and the process begun anew.
+    that takes longer is told apart, and the process begun anew; told again it may have the time.
     """
 
     def __init__(self) -> None:
+        self.told: dict[tuple[str, str], bool] = {}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._owner = 0
 
     def __call__(self, reference: str, given: str) -> bool:
         """Whether they are equal, as far as can be told in time."""
+        pair = reference, given
         with self._lock:
+            if pair in self.told:
+                return self.told[pair]
             process, self._process = self._process, None  # an interrupt leaves none
             if process is None or process.poll() is not None or self._owner != os.getpid():
                 process, self._owner = self._started(), os.getpid()  # a fork's are not its own
             try:
-                found = self._answer(process, [reference, given], PROOF_SECONDS)
+                found = self._answer(process, [*pair], PROOF_SECONDS)
             except BaseException:
                 process.kill()
                 raise
             if found is None:
                 process.kill()
                 process.wait()
-            else:
-                self._process = process
-            return found or False
+                return False
+            self._process = process
+            if len(self.told) >= MOST_TOLD:
+                self.told.clear()
+            self.told[pair] = found
+            return found
 
     def _started(self) -> subprocess.Popen[str]:
         """The process, once it has compared two answers."""
@@ -193,14 +204,15 @@ class Proofs:
         return json.loads(line) if line else None
 
 
-equal_mathematics = lru_cache(maxsize=4096)(Proofs())
+equal_mathematics = Proofs()
 
 
 def prove() -> None:
     """Answers a line of standard input, two answers, by another: whether they are equal.
 
-    Units are cut off only where one of both has any: what math-verify takes for one may be a
-    variable (it finds 2 in 2d), and two that differ (AM, PM) are no less part of an answer.
+    Units are cut off only of the one of both that has any: what math-verify takes for one may be a
+    variable (it finds 2 in 2d), and two that differ (AM, PM; km, m) are no less part of an answer,
+    nor is a word that makes it another number (5 million, 5 or more).
     """
     import math_verify  # noqa: PLC0415 - an optional extra
 
@@ -208,15 +220,22 @@ def prove() -> None:
     usual = math_verify.LatexExtractionConfig()
     whole = replace(usual, normalization_config=replace(usual.normalization_config, units=False))
 
-    def equal(pair: list[str], latex: Any) -> bool:
+    def parsed(text: str, latex: Any) -> list[Any]:
         how = [latex, math_verify.ExprExtractionConfig()]
-        parsed = [math_verify.parse(f"\\boxed{{{t}}}", how, parsing_timeout=None) for t in pair]
-        return bool(math_verify.verify(*parsed, timeout_seconds=None))
+        return math_verify.parse(f"\\boxed{{{text}}}", how, parsing_timeout=None)
+
+    def equal(pair: list[str], latex: Any) -> bool:
+        return bool(math_verify.verify(*(parsed(t, latex) for t in pair), timeout_seconds=None))
+
+    def one_unit(pair: list[str]) -> bool:
+        bare = [text for text in pair if UNIT.search(text) is None]
+        if len(bare) != 1 or any(OTHER_NUMBER.search(text) for text in pair):
+            return False
+        return parsed(bare[0], whole)[:1] == parsed(bare[0], usual)[:1]  # it has no short one, m
 
     for line in sys.stdin:
         pair = json.loads(line)
-        one_unit = len({UNIT.search(text) is None for text in pair}) == 2
-        told = json.dumps(equal(pair, whole) or (one_unit and equal(pair, usual)))
+        told = json.dumps(equal(pair, whole) or (one_unit(pair) and equal(pair, usual)))
         sys.stdout.write(f"{told}\n")
         sys.stdout.flush()
 

@@ -444,7 +444,7 @@ class ScoreRequest:
 @dataclass(slots=True)
 class ScoreCounts:
     """What scoring cost, as the problems table has it. prm_tokens_*: of the PRM's inputs, critiques
-    among them; scores_*: one a beam and step.
+    among them; scores_*: one a beam and step, scores_without_room of distinct solutions.
     """
 
     prm_requests: int = 0

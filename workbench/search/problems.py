@@ -16,6 +16,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def read_problems(path: str | Path) -> list[Problem]:
     is_lines = path.suffix == ".jsonl"
     try:
         text = path.read_text(encoding="utf-8-sig")
-        rows = text.split("\n") if is_lines else json.loads(text)
+        rows = text.split("\n") if is_lines else parsed(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ProblemFileError(f"{path} cannot be read: {error}") from error
     except ValueError as error:
@@ -148,7 +149,7 @@ def read_problems(path: str | Path) -> list[Problem]:
         if is_lines and not row.strip():
             continue
         try:
-            problem = _problem(path.stem, json.loads(row) if is_lines else row)
+            problem = _problem(path.stem, parsed(row) if is_lines else row)
             if problem.id in rows_of:
                 raise ValueError(f"has the same id or text as row {rows_of[problem.id]}")
         except ValueError as error:
@@ -166,6 +167,15 @@ def read_problems(path: str | Path) -> list[Problem]:
     return problems
 
 
+def parsed(text: str) -> Any:
+    """JSON whose numbers are as they are written: 0.00001 is no 1e-05. ValueError for NaN."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"has {constant}, which is no number")
+
+    return json.loads(text, parse_float=Decimal, parse_constant=refuse)
+
+
 def _problem(stem: str, row: Any) -> Problem:
     """The problem of a row; stem: of the file's name, for the id of one that has none."""
     if not isinstance(row, dict):
@@ -175,10 +185,10 @@ def _problem(stem: str, row: Any) -> Problem:
         answer = answer.rsplit("####", 1)[1].strip().replace(",", "")
         if not answer:
             raise ValueError("has no answer after '####' in field 'answer'")
-    name = row.get("unique_id", row.get("id"))
+    name = _first(row, "unique_id", "id")
     if name is None:
         name = f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    subject, level = row.get("subject", row.get("type")), row.get("level")
+    subject, level = _first(row, "subject", "type"), row.get("level")
     if isinstance(level, str):  # "Level 3"; MATH has a "Level ?"
         found = re.fullmatch(r"(?:level\s*)?(\d+|\?)", level.strip().lower())
         level = level if found is None else None if found[1] == "?" else int(found[1])
@@ -187,14 +197,19 @@ def _problem(stem: str, row: Any) -> Problem:
     return Problem(str(name), text, answer, level, None if subject is None else str(subject))
 
 
+def _first(row: dict[str, Any], *fields: str) -> Any:
+    """The first of the fields that holds something."""
+    return next((row[name] for name in fields if row.get(name) is not None), None)
+
+
 def _text(row: dict[str, Any], *fields: str) -> str:
     field = next((name for name in fields if name in row), None)
     if field is None:
         others = f" (it has {', '.join(map(str, row))})" if row else ""
         raise ValueError(f"lacks field {' or '.join(map(repr, fields))}{others}")
     value = row[field]
-    if isinstance(value, int | float) and not isinstance(value, bool) and field == "answer":
-        return str(value)
+    if isinstance(value, int | Decimal) and not isinstance(value, bool) and field == "answer":
+        return format(value, "f") if isinstance(value, Decimal) else str(value)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"has {value!r} in field {field!r}, not a text with something in it")
     return value.strip()
@@ -255,5 +270,5 @@ def tiny_problems(limit: int, levels: Sequence[int] | None = None, seed: int = 0
         text = problem_text(terms)
         if is_held_out(text):
             name = f"tiny-{level}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-            found.setdefault(name, Problem(name, text, str(sum(terms)), level, "arithmetic"))
+            found.setdefault(text, Problem(name, text, str(sum(terms)), level, "arithmetic"))
     return list(found.values())

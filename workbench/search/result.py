@@ -158,7 +158,7 @@ class Tree:
 
     def add(self, beams: Sequence[Beam], steps: Sequence[Step], round: int) -> None:
         """What one Generate sampled, asked for in this round."""
-        self.iterations += 1
+        self.iterations = max(self.iterations, *(len(beam.path) for beam in beams))
         for slot, (beam, step) in enumerate(zip(beams, steps, strict=True)):
             total = len(beam.token_ids) + len(step.token_ids)
             self._nodes[beam.path] = TreeNode(beam.path, slot, round, step, total, len(beam.steps))

@@ -25,6 +25,7 @@ from typing import Any
 from workbench.config import SearchSwitches
 from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine, node_seed
 from workbench.errors import ConfigError, StepError
+from workbench.search.answers import UNSCORED
 from workbench.search.prm import PRM, ProblemScores, ScoreRequest
 from workbench.search.problems import Problem
 from workbench.search.result import Mark, Tree, node_id
@@ -94,8 +95,9 @@ class ActiveSearch:
         elif isinstance(request, Score):
             reply = self.scores.replies(request.beams)
             self.tree.score(request.beams, reply, self._aggregation)
-            if self._dealer is not None:
-                reply = self._dealer.sample(reply, len(reply))
+            if self._dealer is not None:  # of another beam, its latest scores: it may be deeper
+                dealt = self._dealer.sample(reply, len(reply))
+                reply = [_of_length(len(own), row) for own, row in zip(reply, dealt)]
         try:
             self.request, self._round = self._search.send(reply), round
         except StopIteration as end:
@@ -116,6 +118,12 @@ class ActiveSearch:
         self.scores.finish()
         self.prompt, self.steps = [], []
         self.is_answered = True
+
+
+def _of_length(count: int, scores: tuple[float, ...]) -> tuple[float, ...]:
+    """The last so many scores, the first of them repeated where there are fewer."""
+    filled = (scores[:1] or (UNSCORED,)) * count + scores
+    return filled[len(filled) - count :]
 
 
 class WorkClock:
@@ -229,6 +237,7 @@ class Rounds:
         self.marks: list[Mark] = []
         self.round = self.answered = self.tokens = 0  # tokens: sampled into nodes so far
         self.llm_busy_s = self.prm_busy_s = 0.0
+        self._given_up = 0  # problems without an answer, once the search has ended
         self.queue: deque[ActiveSearch] = deque()  # of searches that rounds are to take in
         self._in_flight: list[ActiveSearch] = []
         for engine in (llm, prm.engine):
@@ -300,6 +309,7 @@ class Rounds:
             self.llm.abort(number)
         for number in self._scoring:
             self.prm.engine.abort(number)
+        self._given_up += len(self.queue) + len(self._in_flight)
         self.queue.clear()
         self._in_flight.clear()
 
@@ -430,7 +440,7 @@ class Rounds:
         in_flight = len(self._in_flight)
         return Progress(
             round=self.round,
-            problems=self.answered + in_flight + len(self.queue),
+            problems=self.answered + in_flight + len(self.queue) + self._given_up,
             answered=self.answered,
             in_flight=in_flight,
             tokens=self.tokens,

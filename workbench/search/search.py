@@ -86,6 +86,30 @@ def require_recordable(
             )
 
 
+def whole_seed(seed: Any) -> int:
+    """A seed, numpy's too, as Python's; ConfigError for what is no whole number."""
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        raise ConfigError(f"seed is {seed!r}; give a whole number.")
+    return int(seed)
+
+
+def require_players(llm: Any, prm: Any, strategy: Any) -> None:
+    """ConfigError unless these can be searched with."""
+    if not isinstance(prm, PRM):
+        raise ConfigError(f"prm is {prm!r:.200}; give PRM(engine).")
+    for name, engine in (("llm", llm), ("the PRM's engine", prm.engine)):
+        if not hasattr(engine, "add_score"):
+            raise ConfigError(f"{name} is {engine!r:.200}; give an Engine.")
+    if llm is prm.engine:
+        raise ConfigError(
+            "llm and prm are one engine; give each its own: a search reads their steps apart."
+        )
+    if isinstance(strategy, type) or not hasattr(strategy, "search"):
+        raise ConfigError(
+            f"strategy is {strategy!r:.200}; give one with its sizes, e.g. BeamSearch(n=16)."
+        )
+
+
 class Search:
     """A search of several problems over two engines, a round at a time; `run_search` plays all.
 
@@ -112,19 +136,8 @@ class Search:
         **settings: Any,
     ) -> None:
         problems = as_problems(problems)
-        if not isinstance(prm, PRM):
-            raise ConfigError(f"prm is {prm!r:.200}; give PRM(engine).")
-        for name, engine in (("llm", llm), ("the PRM's engine", prm.engine)):
-            if not hasattr(engine, "add_score"):
-                raise ConfigError(f"{name} is {engine!r:.200}; give an Engine.")
-        if llm is prm.engine:
-            raise ConfigError(
-                "llm and prm are one engine; give each its own: a search reads their steps apart."
-            )
-        if isinstance(strategy, type) or not hasattr(strategy, "search"):
-            raise ConfigError(
-                f"strategy is {strategy!r:.200}; give one with its sizes, e.g. BeamSearch(n=16)."
-            )
+        require_players(llm, prm, strategy)
+        seed = whole_seed(seed)
         cache = settings.get("score_cache", True)
         if isinstance(cache, ScoreCache):
             settings["score_cache"] = True
@@ -138,7 +151,8 @@ class Search:
             tokens=config.critique_tokens,
             temperature=config.critique_temperature,
         )
-        prm.require_room()
+        if asks_scores := getattr(strategy, "asks_scores", True):
+            prm.require_room()
         if record is not None:
             require_recordable(record, cache, {"LLM": llm, "PRM": prm.engine})
         if config.forget_pruned and hasattr(strategy, "lookahead"):
@@ -173,7 +187,7 @@ class Search:
             )
             for problem in problems
         ]
-        if hasattr(strategy, "aggregation"):  # it asks for scores
+        if asks_scores:
             for search in self._searches:
                 search.scores.require_room()
         self._rounds.queue.extend(self._searches)
@@ -184,7 +198,7 @@ class Search:
         """Play one round; whether there is more to do.
 
         What an engine or on_round raises ends the search: its requests are aborted, both engines
-        stay usable, and what was answered before is in `result(partial=True)`.
+        stay usable, and it has what `keep_answered` gives it.
         """
         rounds, recorder = self._rounds, self._recorder
         try:
@@ -193,6 +207,9 @@ class Search:
                     recorder.before.setdefault(name, []).append(engine.trace_as(recorder, name))
                     recorder.before[name] = recorder.own(name)  # as long as others know it
             more = rounds.play_round(self._on_round)
+        except BaseException as error:
+            self.keep_answered(error)
+            raise
         finally:
             try:
                 self._set_back()
@@ -243,6 +260,8 @@ class Search:
         then, or None, and a note says how many these are. Their recording is written, too, or the
         note says why not.
         """
+        if getattr(error, "search", None) is self:  # `play` is told of what ended a round
+            return
         self._set_back()  # whatever a second interrupt left
         done = sum(search.is_answered for search in self._searches)
         error.search, error.result = self, None  # type: ignore[attr-defined]
@@ -437,4 +456,6 @@ def as_problems(given: Problem | Iterable[Problem]) -> list[Problem]:
                 "the seed of every node is made from its problem's id."
             )
         seen.add(problem.id)
+        if problem.level is not None:
+            problems[place] = replace(problem, level=int(problem.level))  # of numpy's, too
     return problems

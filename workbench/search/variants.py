@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from itertools import accumulate
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class SelfConsistency(Checked):
     instruction: str = ""
     examples: tuple[str, ...] = ()
     aggregation: Annotated[str, AGGREGATIONS] = "last"  # of no scores: all votes weigh the same
+    asks_scores: ClassVar[bool] = False
 
     def posed(self, problem: Problem) -> Problem:
         """The problem as the model is asked it; the PRM, for another vote, sees it as it is."""

@@ -25,6 +25,7 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.memory import FeasibleShares
 from workbench.plots import theme
 from workbench.plots.theme import MODELS, Style, area, finish, legend_note, say
+from workbench.replay.cost import BOUND
 from workbench.replay.devices import load_device
 from workbench.replay.simulator import POLICIES
 from workbench.widgets import parts, what_if_replay
@@ -104,7 +105,7 @@ def make_view(
     position = chosen.position
     device, settings = load_device(position.device), info.header.settings
     is_fitted = device.is_fitted_to(info.header.llm.name, info.header.prm.name)
-    bound = "" if is_fitted else "; roofline alone, so seconds are a bound from below"
+    bound = "" if is_fitted else f"; roofline alone: seconds are {BOUND}"
     policy = OWN_CACHES if position.policy is None else f"policy {position.policy}"
     provenance = (
         f"Replayed: {info}, {settings.min_problem_batch} in flight (recording {info.path.stem}); "
