@@ -82,6 +82,8 @@ def test_the_trace_has_a_row_a_step_and_a_row_a_request(prompt):
     ],
 )
 def test_an_engine_that_cannot_be_built_says_why(settings, error, complaint):
+    with pytest.raises(ConfigError, match="arena_name='llm' and no arena; give both or neither"):
+        Engine("tiny-solver", arena_name="llm")
     with pytest.raises(error, match=complaint):
         Engine(**{"model": "tiny-solver"} | settings)
 
@@ -208,7 +210,10 @@ def test_an_engine_that_an_arena_refuses_leaves_it_as_it_was() -> None:
     arena = KVArena("4MiB", [block_shape("tiny-solver", max_model_len=256)])
     with pytest.raises(ConfigError, match="the arena was made for"):
         Engine("tiny-solver", arena=arena, block_size=32, max_model_len=256)
-    Engine("tiny-solver", arena=arena, max_model_len=256)
+    step = {"max_num_batched_tokens": 10**13}
+    with pytest.raises(OutOfMemory, match="no room for a step of the largest size"):
+        Engine("tiny-solver", arena=arena, max_model_len=256, **step)
+    Engine("tiny-solver", arena=arena, max_model_len=256, reuse_partial_blocks=True)
     for asked, said in (({"block_size": 0}, "block_size"), ({"max_model_len": 10**6}, "exceeds"),
                         ({"device": "gpu"}, "device is 'gpu'")):  # fmt: skip
         with pytest.raises(ConfigError, match=said):

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count, cycle, islice
 from linecache import getline
+from operator import attrgetter
 from threading import Thread
 from types import FrameType
 
 import pytest
 
-from workbench.core import SamplingParams, StepPlan
+from workbench.core import RequestOutput, SamplingParams, StepPlan
 from workbench.engine.engine import Engine
 from workbench.engine.executor import StepHandle
 from workbench.engine.memory import block_shape
@@ -317,12 +318,45 @@ def test_of_prompts_that_are_refused_none_is_queued_and_nothing_computed_again(s
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_what_is_computed_again_was_admitted_once(small_model, monkeypatch, first: bool) -> None:
+@pytest.mark.parametrize(
+    "place", ["executor.submit", "scheduler._take_in", "scheduler._account.close",
+              "scheduler._account.admit", "_recorder.step"]
+)  # fmt: skip
+def test_what_is_computed_again_was_admitted_once(
+    small_model, monkeypatch, place: str, first: bool
+) -> None:
     """Guards the trace after an interrupt, of the first step too: queue time and look-ups are those
     of the admission.
     """
     engine = alone(small_model)[0]
     number = engine.add(PROMPTS[0], PARAMS) if first else started(engine)
+    scored = engine.add_score(PROMPTS[1][:8], [7], [1])
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    *path, name = place.split(".")
+    with monkeypatch.context() as patch:
+        patch.setattr(attrgetter(".".join(path))(engine), name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    found = dict[int, RequestOutput]()
+    while engine.has_work:
+        found |= {output.request_id: output for output in engine.step()}
+    assert {number, scored} <= found.keys()
+    row = engine.trace.requests.set_index("request_id").loc[number]
+    assert row["arrival_s"] <= row["scheduled_s"] <= row["first_token_s"]
+    steps, stats = engine.trace.steps, engine.cache.stats
+    assert steps["query_tokens"].sum() == stats.query_tokens == len(PROMPTS[0]) + 8
+    assert steps["allocated"].sum() == stats.allocated
+    assert steps["score_requests"].sum() == 1
+
+
+def test_an_interrupt_is_no_preemption(small_model, monkeypatch) -> None:
+    """Nothing lacked pages: a policy that learns moves none, and goes on to lend."""
+    engine, other = in_arena(small_model)
+    number, arena = started(engine), engine.cache.pool.memory
+    before = arena.target, [pool.grant.limit for pool in arena.pools]
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -332,11 +366,8 @@ def test_what_is_computed_again_was_admitted_once(small_model, monkeypatch, firs
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     only(engine, number)
-    row = engine.trace.requests.set_index("request_id").loc[number]
-    assert row["arrival_s"] <= row["scheduled_s"] <= row["first_token_s"]
-    steps, stats = engine.trace.steps, engine.cache.stats
-    assert steps["query_tokens"].sum() == stats.query_tokens == len(PROMPTS[0])
-    assert steps["allocated"].sum() == stats.allocated
+    assert (arena.target, [pool.grant.limit for pool in arena.pools]) == before
+    assert [pool.preemptions for pool in arena.pools] == [0, 0] and not other.has_work
 
 
 def test_what_is_no_token_is_refused_before_anything_is_forgotten(small_model) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from workbench.config import EngineConfig
+from workbench.core import SamplingParams, StepPlan, StepResult
 from workbench.engine import memory
 from workbench.engine.engine import Engine
 from workbench.engine.memory import MemoryProfile, plan_memory, total_bytes
@@ -230,6 +232,31 @@ def test_activations_are_those_of_the_longest_contexts_too() -> None:
     spec = model.spec
     gathered = 2 * 2048 * spec.heads * spec.head_dim * model.dtype.itemsize
     assert long - short > 0.9 * gathered
+
+
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16", "batch_invariant": False}])
+def test_activations_cover_one_prompt_that_fills_the_step(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], scored: bool
+) -> None:
+    """Of which all positions may be scored; kernels may hold all its scores at once."""
+    sizes = {"max_num_batched_tokens": 1024, "max_num_seqs": 16, "max_model_len": 1100}
+    engine = Engine("tiny-prm" if scored else "tiny-solver", num_blocks=80, **sizes, **settings)
+    if scored:
+        engine.add_score([k % 300 for k in range(1024)], range(1024), [0])
+    else:
+        engine.add([k % 300 for k in range(1024)], SamplingParams(max_tokens=1))
+    run, peaks = engine.executor.submit, list[int]()
+
+    def measured(step: StepPlan) -> Future[StepResult]:
+        with memory.peak_on(torch.device("cpu")) as peak:
+            result = run(step)
+        peaks.append(engine.executor.buffers.nbytes + peak.bytes)
+        return result
+
+    monkeypatch.setattr(engine.executor, "submit", measured)
+    engine.step()
+    assert peaks[0] <= engine.memory.activations
 
 
 def test_activations_need_room_beside_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

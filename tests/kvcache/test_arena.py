@@ -9,7 +9,14 @@ import pytest
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import BlockShape, KVArena, PageShape, choose_page, pack
 from workbench.kvcache.manager import KVCacheManager
-from workbench.kvcache.policies import FirstCome, Grant, MarginalValue, ModelState, StaticSplit
+from workbench.kvcache.policies import (
+    FirstCome,
+    Grant,
+    MarginalValue,
+    ModelState,
+    PhaseAware,
+    StaticSplit,
+)
 from workbench.kvcache.pool import ResizeAnswer
 
 SIZE = 4  # tokens a block
@@ -182,6 +189,75 @@ def test_a_model_that_holds_more_than_its_share_moves_its_blocks_for_one_that_is
     assert len(llm.take_moves()) == 6
     assert prm.allocate(0, tokens_of(10, 0)) is not None
     arena.check()
+
+
+@pytest.mark.parametrize("policy", [PhaseAware, MarginalValue])
+def test_what_a_model_is_refused_below_its_keep_is_left_to_it(policy) -> None:
+    """Guards it from a lender that takes back at once what it was made to give up."""
+    arena = arena_of(policy=policy(), kv_share=0.5)
+    llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
+    number = refused = moved = 0
+    long, short = list[int](), list[int]()
+    for step in range(400):
+        for _ in range(len(long) // 8):
+            llm.free(long.pop(0))
+        llm.apply()
+        moved += len(llm.take_moves())
+        number += 1
+        while llm.allocate(number, tokens_of(1 + number % 5, number)) is not None:
+            long.append(number)
+            number += 1
+        if short and step % 2:
+            prm.free(short.pop(0))
+        prm.apply()
+        while len(short) < 5:  # of two pages each: its keep
+            number += 1
+            if prm.allocate(number, tokens_of(2, number)) is None:
+                refused += 1
+                break
+            short.append(number)
+        arena.check()
+    assert prm.pool.held == 10
+    assert refused < 40 and moved < 40
+
+
+def test_a_call_that_was_cut_short_takes_no_split_back() -> None:
+    """What a policy has learned stays, and what is asked for before the next step."""
+    arena = arena_of(policy=MarginalValue(), kv_share=0.5)
+    llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
+    arena.policy.split([16, 4])
+    llm.apply()
+    arena._seen = []
+    llm.apply()
+    assert arena.target == {"llm": 16, "prm": 4}
+    prm.recover()
+    assert llm.room == 64
+    llm.apply()
+    assert arena.target == {"llm": 16, "prm": 4}
+
+
+def test_pages_that_are_had_anyway_are_not_emptied_in_vain() -> None:
+    """Idle pages above the keep can be leased: what lacks beyond them is freed in one step."""
+    arena = arena_of(policy=MarginalValue(), kv_share=0.5)
+    llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
+    for which in range(64):  # those of the first four pages stay cached
+        assert llm.allocate(which, [which] * (SIZE if which < 16 else 3)) is not None
+    for which in range(64):
+        if which < 16 or which % 4:
+            llm.free(which)
+    assert llm.pool.held == 16 and len(llm.pool.idle) == 4
+    assert prm.allocate(0, tokens_of(10, 0)) is None
+    assert llm.apply()
+    llm.take_moves()
+    assert prm.allocate(0, tokens_of(10, 0)) is not None
+    arena.check()
+
+
+@pytest.mark.parametrize(("slabs", "stripe"), [(1, 68), (1, 0), (2, -64), (0, 64)])
+def test_a_page_that_would_be_cut_askew_is_refused(slabs: int, stripe: int) -> None:
+    """Guards other models' blocks, over which zeroing would reach."""
+    with pytest.raises(ConfigError, match="stripe a positive multiple of 64"):
+        PageShape(slabs, stripe)
 
 
 @pytest.mark.parametrize(

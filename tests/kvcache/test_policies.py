@@ -73,13 +73,13 @@ def steps(
 ) -> list[tuple[int, ...]]:
     """Splits of 64 pages after each step; gains: up to then; preempted: step -> which model was."""
     policy.split([32, 32])
-    splits, readmissions = [], [0, 0]
+    splits, preemptions = [], [0, 0]
     for number, pair in enumerate(gains):
         if preempted and number in preempted:
-            readmissions[preempted[number]] += 1
+            preemptions[preempted[number]] += 1
         states = [
             ModelState(f"m{i}", 4, number % 2 == i, number * 5, gain, number * losses[i], times)
-            for i, (gain, times) in enumerate(zip(pair, readmissions))
+            for i, (gain, times) in enumerate(zip(pair, preemptions))
         ]
         splits.append(tuple(grant.target for grant in policy.grants(states, 64)))
     return splits
@@ -127,7 +127,7 @@ def test_marginal_value_lends_until_something_is_missed() -> None:
     policy = MarginalValue()
     policy.split([32, 32])
     unseen = [ModelState(f"m{i}", 4, i == 0, 0, 0.0) for i in range(2)]
-    for change, limit in ({}, 60), ({}, 60), ({"misses": 1}, 32), ({"readmissions": 1}, 32):
+    for change, limit in ({}, 60), ({}, 60), ({"misses": 1}, 32), ({"preemptions": 1}, 32):
         states = [replace(state, **change) for state in unseen]
         assert [grant.limit for grant in policy.grants(states, 64)] == [limit, limit]
 

@@ -139,7 +139,7 @@ def test_math500_offline_says_what_to_do(monkeypatch):
 def test_numbers_and_names_are_as_the_file_writes_them(tmp_path):
     """Guards an answer of 0.00001 from being 1e-05, which no model boxes; and an id from null."""
     path, given = tmp_path / "rows.jsonl", ["0.00001", "1234567890123456789.5", "-3", "1e3"]
-    rows = ['{"unique_id": null, "id": %d, "problem": "p%d", "answer": %s}' % (k, k, answer)
+    rows = [f'{{"unique_id": null, "id": {k}, "problem": "p{k}", "answer": {answer}}}'
             for k, answer in enumerate(given)]  # fmt: skip
     path.write_text("\n".join(rows))
     found = problems.read_problems(path)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from operator import index
 from threading import get_ident
@@ -107,6 +107,10 @@ class Engine:
         **settings: object,
     ) -> None:
         self.config = config = EngineConfig.from_dict({"model": model, **settings})
+        if arena_name is not None and arena is None:
+            raise ConfigError(
+                f"Engine got arena_name={arena_name!r} and no arena; give both or neither."
+            )
         if weights is None:
             loaded = load_model(
                 config.model,
@@ -127,7 +131,9 @@ class Engine:
         mode = "invariant" if config.batch_invariant else "fast"
         self.fingerprint = f"{loaded.fingerprint}/{self.tokenizer.fingerprint}/{mode}"
         self.max_model_len = longest_request(config, self.spec)
-        self._build(loaded, None if arena is None else ArenaPlace(arena, arena_name or model))
+        place = None if arena is None else ArenaPlace(arena, arena_name or model)
+        with nullcontext() if place is None else place.unless_built():
+            self._build(loaded, place)
         self.forward_s = self.sampling_s = 0.0
         self._next_id = self._next_step = 0
         self._held: list[RequestOutput] = []  # finished, and not yet returned
@@ -331,6 +337,7 @@ class Engine:
                 counts=counts,
                 blocks_target=self.cache.target,
             )
+            self.scheduler.tell()
             self._next_step += 1
 
     def _taken(self, wanted: Container[int]) -> list[RequestOutput]:

@@ -16,7 +16,7 @@ import os
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -189,10 +189,11 @@ def measure_activations(
 ) -> int:
     """Bytes beside weights and KV that the largest step needs: buffers, and what comes and goes.
 
-    Two steps are measured, of the most tokens and of the longest contexts: some kernels leave
-    what they sum up of each part of a context beside it. They go through two layers: the others
-    work in the same buffers, one after the other, and of the last one only what reaches the
-    vocabulary is computed. Not measured: logits of a vocabulary that scoring asks for.
+    Steps are measured of the most tokens, evenly spread and of one prompt, all of it scored, too,
+    and of the longest contexts: some kernels leave what they sum up of each part of a context
+    beside it. They go through two layers: the others work in the same buffers, one after the other,
+    and of the last one only what is asked for is computed. Not measured: logits of a vocabulary
+    that scoring asks for.
     """
     spec, some = model.spec, model.first_layers(2)
     shape = len(some.layers), spec.kv_heads, spec.head_dim
@@ -202,10 +203,17 @@ def measure_activations(
     samples = spec.value_head is None
     seqs = min(max_num_seqs, tokens)
     executor.submit(_even_plan(1, 1, samples)).result()  # first-call allocations are not the step's
-    most, longest = (tokens, 0), (seqs, max_model_len - 1)
+    alone = min(max_num_batched_tokens, max_model_len)
+    evenly, longest = (tokens, seqs, samples), (seqs, seqs, samples, max_model_len - 1)
+    prompt = _even_plan(alone, 1, samples, max_model_len - alone, block_size)
+    all_scored = (WantedLogits(np.arange(alone), np.zeros(1, np.int64)),)
     peaks = []
-    for total, cached in (most, longest):
-        plan = _even_plan(total, seqs, samples, cached, block_size)
+    for plan in (
+        _even_plan(*evenly, block_size=block_size),
+        _even_plan(*longest, block_size),
+        prompt,
+        replace(prompt, wanted=all_scored),
+    ):
         with peak_on(model.device) as peak:
             executor.submit(plan).result()
         peaks.append(peak.bytes)
@@ -383,6 +391,17 @@ class ArenaPlace:
 
     arena: KVArena
     name: str
+
+    @contextmanager
+    def unless_built(self) -> Iterator[None]:
+        """An engine that cannot be built leaves no cache of its own behind."""
+        is_new = not self.arena.has_cache(self.name)
+        try:
+            yield
+        except BaseException:
+            if is_new:
+                self.arena.drop(self.name)
+            raise
 
     def require_guaranteed(
         self, config: EngineConfig, max_model_len: int, model: LlamaModel

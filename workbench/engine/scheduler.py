@@ -157,6 +157,9 @@ class Scheduler:
         What was running is computed again, to the same tokens where batch_invariant. stops: new
         ones. Returns what the last step ended, which the caller may not have been told of.
         """
+        for sequence in self._known.values():
+            if sequence.scheduled_s is None and sequence.request_id in self._cache:
+                self._stamp_admission(sequence, 0)  # its look-up is counted
         self._cache.recover()
         ended = {sequence.request_id for sequence, _ in self.ended}
         self._known = {number: s for number, s in self._known.items() if number not in ended}
@@ -175,8 +178,8 @@ class Scheduler:
                 self._stops.add(sequence.request_id, sequence.params)
         self._waiting = deque(self._known.values())
         self._aborted.clear()
-        self._account.restart(self._in_flight is not None)
         self._in_flight = None
+        self._account.restart()
         return self.ended
 
     # -- one step --
@@ -246,6 +249,7 @@ class Scheduler:
     def _preempt(self, row: int) -> None:
         """Take a running sequence's blocks; it waits at the head of the queue and is recomputed."""
         sequence = self._batch.sequences[row]
+        self._cache.pool.preempted()
         self._account.preempt(sequence)
         self._free_blocks(sequence)
         self._batch.remove({row})
@@ -292,6 +296,11 @@ class Scheduler:
         else:
             sequence.num_cached_tokens = num_cached_tokens
             sequence.scheduled_s = self._clock()
+            self._account.scored += sequence.score is not None
+
+    def tell(self) -> None:
+        """The counts of the last step are where they belong, whatever comes."""
+        self._account.tell()
 
     def requests_of(self, rows: SequenceOf[int]) -> list[int]:
         """Request ids that own these rows of the flat batch of the plan in flight."""
@@ -608,30 +617,36 @@ class StepAccount:
 
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
-        self._before: tuple[int, ...] = _cache_counts(cache.stats)
-        self._earlier = self._before  # as of the step before the last one
+        self.scored = 0  # score requests that were admitted, of all steps
+        self._told = self._closed = self._counts  # as of the last step told, and closed
         self._lost: dict[int, Lost] = {}  # of admitted sequences that still prefill
         self._computed_before: dict[int, int] = {}  # most tokens a preempted request had computed
         self.open()
 
-    def restart(self, in_flight: bool) -> None:
-        """All that runs waits again; what a step in flight counted is told with the next one."""
-        if in_flight:
-            self._before = self._earlier
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        return (*_cache_counts(self._cache.stats), self.scored)
+
+    def restart(self) -> None:
+        """All that runs waits again; what was closed and not told is told with the next step."""
+        self._closed = self._told
         self._lost.clear()
         self._computed_before.clear()
         self.open()
 
+    def tell(self) -> None:
+        """What was closed is told."""
+        self._told = self._closed
+
     def open(self) -> None:
-        """A new step begins."""
+        """A new step begins; the last one is told."""
+        self.tell()
         self.preempted = 0
         self._cached_tokens = 0
-        self._score_requests = 0
 
     def admit(self, sequence: Sequence, allocation: Allocation) -> None:
         """A request was admitted, for the first time or again."""
         self._cached_tokens += allocation.num_cached_tokens
-        self._score_requests += sequence.score is not None and sequence.scheduled_s is None
         before = self._computed_before.get(sequence.request_id, 0)
         lost = replace(allocation.lost, preempted_end=before) if before else allocation.lost
         if lost != NOTHING_LOST:
@@ -651,8 +666,8 @@ class StepAccount:
 
     def close(self, batch: Batch, planned: PlannedStep, num_waiting: int) -> StepCounts:
         """The step is planned: its counts."""
-        cache, now, before = self._cache, _cache_counts(self._cache.stats), self._before
-        self._before, self._earlier = now, before
+        cache, self._closed = self._cache, self._counts
+        *since, scored = map(sub, self._closed, self._told)
         evicted = preempted = partial = 0  # tokens of this step that were computed before
         for chunk in planned.chunks:
             lost = self._lost.get(chunk.sequence.request_id)
@@ -681,6 +696,6 @@ class StepAccount:
             recomputed_tokens_evicted=evicted,
             recomputed_tokens_preempted=preempted,
             recomputed_tokens_partial=partial,
-            score_requests=self._score_requests,
-            **dict(zip(CACHE_COUNTS, map(sub, now, before))),
+            score_requests=scored,
+            **dict(zip(CACHE_COUNTS, since)),
         )

@@ -36,6 +36,7 @@ class StaticScheduler(Scheduler):
     def __init__(self, cache: KVCacheManager, offsets: NDArray[np.int64], **limits: Any) -> None:
         assert not cache.enable_prefix_caching, "no cached part of a padded prompt is skipped"
         super().__init__(cache, offsets, **limits)
+        self._built_with = cache.room  # blocks, whatever the split of the moment
         self._over: dict[int, str] = {}  # request id of a member that waits for the slowest: why
         self._columns_left = 0  # of the padded prompts, still to be computed
 
@@ -45,11 +46,11 @@ class StaticScheduler(Scheduler):
         most = length_limit(sequence, self._max_model_len)
         blocks = -(-most // self._cache.block_size)
         needed = self._max_num_seqs * blocks
-        if needed > self._cache.num_blocks:
+        if needed > self._built_with:
             raise OutOfMemory(
                 f"A batch of max_num_seqs={self._max_num_seqs} requests padded to "
                 f"{most} tokens needs {needed:,} KV blocks of "
-                f"{self._cache.block_size}; there are {self._cache.num_blocks:,}. Give more "
+                f"{self._cache.block_size}; there are {self._built_with:,}. Give more "
                 "memory, or lower max_num_seqs, max_tokens or the prompt's length."
             )
 

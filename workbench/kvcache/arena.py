@@ -89,6 +89,12 @@ class PageShape:
     slabs: int
     stripe: int
 
+    def __post_init__(self) -> None:
+        if min(self.slabs, self.stripe) < 1 or self.stripe % ALIGNMENT:
+            raise ConfigError(
+                f"{self}: slabs must be positive, and stripe a positive multiple of {ALIGNMENT}."
+            )
+
     @property
     def page_bytes(self) -> int:
         """In all slabs together."""
@@ -230,7 +236,7 @@ class LeasedPool(BlockPool):
         self.floor_pages = -(-shape.floor_blocks // per_page)
         self.grant = Grant(self.floor_pages, num_pages, num_pages)
         self.wanted = 0  # pages it would hold had its last admission not been refused
-        self.readmissions = 0  # of requests that had been preempted
+        self.preemptions = 0
         self.ghost_pages = max(1, num_pages // GHOST_SHARE)
         self.ghosts = GhostList(self.ghost_pages * per_page)
         # pages without a live block, least recently used first, with the tick of their last use
@@ -430,10 +436,13 @@ class LeasedPool(BlockPool):
 
     # -- what the arena learns --
 
-    def admitted(self, missed: list[bytes], readmission: bool) -> None:
+    def admitted(self, missed: list[bytes]) -> None:
         """Counted for the policy."""
-        self.readmissions += readmission
         self.ghosts.missed(missed)
+
+    def preempted(self) -> None:
+        """Counted for the policy."""
+        self.preemptions += 1
 
     def refused(self, num_blocks: int) -> None:
         """Remembered until the model's next step."""
@@ -450,7 +459,7 @@ class LeasedPool(BlockPool):
         a_page = self.shape.block_cost / self.ghost_pages  # of the work that so many pages save
         missed = self.ghosts.hits * SAMPLE  # blocks, estimated, that so much more would have kept
         seen = self.shape.name, self.floor_pages, running, self.ghosts.hits
-        return ModelState(*seen, missed * a_page, self.ghosts.cold_hits * a_page, self.readmissions)
+        return ModelState(*seen, missed * a_page, self.ghosts.cold_hits * a_page, self.preemptions)
 
     # -- size --
 
@@ -632,6 +641,14 @@ class KVArena:
             )
         return cache
 
+    def has_cache(self, model: str) -> bool:
+        """Whether this model's cache was asked for."""
+        return model in self._caches
+
+    def drop(self, model: str) -> None:
+        """Forget the cache of a model whose engine could not be built."""
+        self._caches.pop(model, None)
+
     # -- where blocks lie --
 
     def packing(self, model: str) -> Packing:
@@ -702,10 +719,10 @@ class KVArena:
         """
         with self.lock:
             if self._wanted is not None:
-                self._split, self._wanted = self._wanted, None
+                self._split, self._seen = self._wanted, []
                 self.policy.split(self._split)
-                self._seen = []
             self._grant(pool)
+            self._wanted = None  # last: what is cut short is done again
             pool.wanted = 0
             if len(self.pools) > 1:  # else there is no model to give to
                 pool.ghosts.cold_until = None  # the step's first hit looks up which pages are cold
@@ -719,7 +736,8 @@ class KVArena:
                 wanted = min(other.wanted, other.grant.keep) - other.held
                 if other is not pool and wanted > 0:
                     lacking += max(0, wanted - self.leasable(other))
-            owed = min(pool.held - pool.grant.keep, lacking)
+            owed = lacking + len(pool.idle) if lacking else 0  # idle ones, which go first, are had
+            owed = min(pool.held - pool.grant.keep, owed)
             excess = max(pool.held - pool.grant.limit, owed)
             return excess > 0 and pool.empty_pages(excess)
 
@@ -735,8 +753,7 @@ class KVArena:
                 self._wrote[page] = _UNKNOWN
                 self._retyped.pop(page, None)
             self._seen = []
-            if self._wanted is None:
-                self._wanted = list(self._split)  # the policy may not have been told
+            self._wanted = self.asked_for  # the policy may not have been told
             self.changing = None
 
     @property
@@ -770,7 +787,7 @@ class KVArena:
         seen = []
         for pool in self.pools:
             running = pool is stepping or pool.num_active > 0
-            seen.append((running, pool.ghosts.hits, pool.readmissions))
+            seen.append((running, pool.ghosts.hits, pool.preemptions))
         if seen == self._seen:
             return
         self._seen = seen
@@ -791,13 +808,23 @@ class KVArena:
         """Pages a model could have now: free ones, and what others hold idle above their keep."""
         supply = len(self.free_pages)
         for other in self.pools:
+            if other is not pool and other.held > other.grant.keep:
+                supply += min(other.held - other.grant.keep, len(other.idle))
+        floors, claims = self._due(pool)
+        below = min(max(0, pool.grant.keep - pool.held), supply - floors)
+        return max(0, min(pool.grant.limit - pool.held, max(below, supply - claims)))
+
+    def _due(self, pool: LeasedPool) -> tuple[int, int]:
+        """Pages that are left to the others, by a model below its keep: what their floors lack; by
+        one above it: also what they were refused below theirs.
+        """
+        floors = claims = 0
+        for other in self.pools:
             if other is not pool:
-                held = other.held
-                if held < other.floor_pages:
-                    supply -= other.floor_pages - held
-                elif held > other.grant.keep:
-                    supply += min(held - other.grant.keep, len(other.idle))
-        return max(0, min(pool.grant.limit - pool.held, supply))
+                floors += max(0, other.floor_pages - other.held)
+                claim = max(other.floor_pages, min(other.wanted, other.grant.keep))
+                claims += max(0, claim - other.held)
+        return floors, claims
 
     def lease(self, pool: LeasedPool) -> int | None:
         """A free page, or the oldest idle one of another model, of one that lends first.
@@ -806,9 +833,8 @@ class KVArena:
         """
         if pool.held >= pool.grant.limit:
             return None
-        others = (other for other in self.pools if other is not pool)
-        reserved = sum(max(0, other.floor_pages - other.held) for other in others)  # their floors
-        if len(self.free_pages) <= reserved:
+        floors, claims = self._due(pool)
+        if len(self.free_pages) <= (floors if pool.held < pool.grant.keep else claims):
             donors = [p for p in self.pools if p is not pool and p.idle and p.held > p.grant.keep]
             if not donors:
                 return None

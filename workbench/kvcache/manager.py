@@ -237,7 +237,7 @@ class KVCacheManager:
             pool.refused(pool.num_active + needed)
             return None
         missed = range(len(shared), self.coverable(length, max_hit))
-        pool.admitted(chain[missed.start : missed.stop], readmission)
+        pool.admitted(chain[missed.start : missed.stop])
         lost = self._find_lost(tokens, root, chain, missed)
         stats, thrashed = self.stats, len(lost.evicted)
         stats.thrashed += thrashed
@@ -354,6 +354,10 @@ class KVCacheManager:
         """Forget whose blocks they are, without giving them back."""
         self._tables.clear()
         self._unfilled.clear()
+
+    def __contains__(self, seq_id: int) -> bool:
+        """Whether a sequence holds blocks."""
+        return seq_id in self._tables
 
     def tables(self) -> list[list[Block]]:
         """The blocks of each sequence, in position order: read only."""

@@ -23,7 +23,7 @@ class ModelState:
 
     floor: pages for one request. running: it steps now or has blocks in use. misses: watched blocks
     asked for again soon after their eviction. gain: work a page more would have saved; loss: that a
-    page less would have cost. readmissions: of requests that were preempted for want of pages.
+    page less would have cost. preemptions: of requests, for want of pages.
     """
 
     name: str
@@ -32,7 +32,7 @@ class ModelState:
     misses: int
     gain: float
     loss: float = 0.0
-    readmissions: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +143,12 @@ class MarginalValue(Policy):
         self._running = [model.running for model in models]
         since = list(zip(models, self._seen))
         misses = sum(now.misses - seen.misses for now, seen in since)
-        preempted = any(now.readmissions > seen.readmissions for now, seen in since)
+        preempted = any(now.preemptions > seen.preemptions for now, seen in since)
         enough = len(self._had_turn) == len(models) and (misses >= self.ENOUGH or preempted)
         if enough or misses >= self.PLENTY:
             self._decide(models, num_pages)
             self._start_over(models)
-        missed = any(model.misses or model.readmissions for model in models)
+        missed = any(model.misses or model.preemptions for model in models)
         limits = self._pages if missed else _most_pages(models, num_pages)
         return [Grant(pages, limit, pages) for pages, limit in zip(self._pages, limits)]
 
@@ -161,7 +161,7 @@ class MarginalValue(Policy):
         since = list(zip(models, self._seen))
         gains = [m.gain - s.gain for m, s in since]
         losses = [max(gain, m.loss - s.loss) for gain, (m, s) in zip(gains, since)]
-        preempted = [m.readmissions > s.readmissions for m, s in since]
+        preempted = [m.preemptions > s.preemptions for m, s in since]
         self._resting = {i: left - 1 for i, left in self._resting.items() if left > 1}
         self._resting |= {i: self.REST for i, did in enumerate(preempted) if did}
         to = max(range(len(models)), key=lambda i: (preempted[i], gains[i]))
@@ -174,8 +174,8 @@ class MarginalValue(Policy):
         if preempted[to] or clearly > 1:
             steps = self.LARGEST if preempted[to] else min(int(clearly), self.LARGEST)
             moved = min(max(1, num_pages * steps // self.STEPS), spare[giver])
-            self._pages[giver] -= moved
-            self._pages[to] += moved
+            taken = {giver: -moved, to: moved}  # at once: an interrupt loses no page
+            self._pages = [pages + taken.get(i, 0) for i, pages in enumerate(self._pages)]
 
 
 # -- splits --

@@ -382,8 +382,11 @@ class BlockPool:
 
     # -- what an arena learns from its pools --
 
-    def admitted(self, missed: list[bytes], readmission: bool) -> None:
+    def admitted(self, missed: list[bytes]) -> None:
         """A sequence was admitted that missed these contents."""
+
+    def preempted(self) -> None:
+        """A sequence is to lose its blocks for want of others."""
 
     def refused(self, num_blocks: int) -> None:
         """An admission failed for want of so many blocks, those in use included."""

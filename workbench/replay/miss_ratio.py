@@ -5,7 +5,8 @@ distance of every block looked up: the smallest LRU cache that still holds it (M
 with blocks in use pinned). Where a size cannot follow the order of the calls (`fits` is false),
 only a replay at that size tells. `run_calls` runs the calls through KVCacheManager itself, to check
 a point. The two differ a little: a block that is filled while another size still holds its content
-is private there and its new holder here, and a prompt computed in chunks takes blocks in chunks.
+is private there and its new holder here, a prompt computed in chunks takes blocks in chunks, and
+where a request leaves before its tokens are computed evictions may differ by one.
 """
 
 from __future__ import annotations
@@ -356,7 +357,7 @@ class _Belady(BlockPool):
         self._requests = [list(places) for places in requests]
         self._victims: list[tuple[int, int]] = []  # heap: (-next request, -content)
 
-    def admitted(self, missed: list[Any], readmission: bool) -> None:
+    def admitted(self, missed: list[Any]) -> None:
         """These contents were asked for; one held behind the first miss waits for its next call."""
         for content in missed:
             self._requests[content].pop()
