@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import reprlib
 from collections.abc import Iterable
 from functools import cached_property
@@ -24,6 +25,8 @@ from tokenizers.models import BPE
 from workbench.errors import ModelError, PromptError
 
 FIXED_DATE = "26 Jul 2024"
+MOST_TOKENS = 2**31  # no vocabulary comes near it
+JOINED_BY_RULES = re.compile(r"\b(WordPiece|BPEDecoder|CTC)\(")  # decoders
 Messages = list[dict[str, str]]
 
 
@@ -65,8 +68,8 @@ class Tokenizer:
         for name in ("generation_config.json", "config.json"):
             given = _read_json(folder / name).get("eos_token_id")
             ids = given if isinstance(given, list) else [] if given is None else [given]
-            if not all(type(each) is int for each in ids):
-                allowed = "a token id, or a list of them"
+            if not all(type(each) is int and 0 <= each < MOST_TOKENS for each in ids):
+                allowed = f"a token id below {MOST_TOKENS:,}, or a list of them"
                 raise ModelError(f"{folder / name} has eos_token_id {given!r}; allowed: {allowed}.")
             eos_ids += ids
         return cls(backend, config, eos_ids)
@@ -79,6 +82,7 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens written out in it are recognised."""
+        utf8(text)
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
@@ -95,7 +99,7 @@ class Tokenizer:
             return self._template.render(**given, date_string=FIXED_DATE)
         except PromptError:
             raise
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise PromptError(f"The chat template cannot render these messages: {error}") from error
 
     def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
@@ -108,6 +112,11 @@ class Tokenizer:
         """The bytes each token id adds to the text, b"" for special tokens and ends of sequence."""
         added = self._backend.get_added_tokens_decoder()
         kind = f"{self._backend.pre_tokenizer!r} {self._backend.decoder!r}"
+        if found := JOINED_BY_RULES.search(kind):
+            raise ModelError(
+                f"This tokenizer joins its pieces by rules ({found[1]}); supported: byte-level and "
+                "SentencePiece."
+            )
         # GPT-2's printable stand-in for each byte (Radford et al. 2019), inverted: code -> byte.
         shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
         hidden = [byte for byte in range(256) if byte not in shown]
@@ -125,7 +134,7 @@ class Tokenizer:
                 except UnicodeEncodeError as error:
                     told = "its letters are no bytes, as those of a byte-level vocabulary are"
                     raise ModelError(f"Token {token_id} is {piece!r}; {told}.") from error
-            if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            if re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece):
                 return bytes([int(piece[3:5], 16)])  # SentencePiece's
             return piece.replace("\u2581", " ").encode()
 
@@ -140,7 +149,7 @@ class Tokenizer:
     @cached_property
     def _template(self) -> Any:
         source = self._config.get("chat_template")
-        if isinstance(source, list):  # several, by name
+        if isinstance(source, list) and all(isinstance(each, dict) for each in source):
             named = {each.get("name"): each.get("template") for each in source}
             source = named.get("default")
         if not isinstance(source, str):
@@ -164,7 +173,21 @@ class Tokenizer:
 
     def _special_id(self, name: str) -> int | None:
         text = self._config.get(name)
-        return None if text is None else self._backend.token_to_id(_token_text(text))
+        found = None if text is None else self._backend.token_to_id(_token_text(text))
+        if found is None and text is not None and name == "eos_token":
+            raise ModelError(f"The {name} is {text!r}, which is no token: no sequence would end.")
+        return found
+
+
+def utf8(text: str) -> bytes:
+    """The text's bytes; PromptError for half of a surrogate pair, which has none."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"The text has {text[error.start]!r} at character {error.start}, half of a "
+            "surrogate pair; give valid Unicode."
+        ) from None
 
 
 def _byte_level(vocabulary: Path) -> Backend:
@@ -177,8 +200,11 @@ def _byte_level(vocabulary: Path) -> Backend:
     return backend
 
 
-def _token_text(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])
+def _token_text(token: Any) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise ModelError(f"A special token is {token!r:.100}; allowed: a text, or one as content.")
+    return text
 
 
 def _read_text(path: Path) -> str:
@@ -211,7 +237,7 @@ class ByteTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The text's UTF-8 bytes; there are no special tokens to add."""
-        return list(text.encode())
+        return list(utf8(text))
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """The text of token ids; <bos> and <eos> have none."""

@@ -252,7 +252,9 @@ def _replays_left(
         moved = (at.get("lower_share", 0.3), at.get("upper_share", 0.5)) != (0.3, 0.5)
         bear = _sizes(given[same[0]], "shares") | {"moved": moved or None}  # from what is committed
         for rung, config in pairs.items():
-            yield f"{rung} ({notebooks})", *left(bear, study.run_replayed, config)
+            surer = plans.SURER.get(profile) if rung == REPLAYED else None
+            replay = partial(study.run_replayed, surer=surer)
+            yield f"{rung} ({notebooks})", *left(bear, replay, config)
     if SPLIT in given:
         names = ("prm", "total_memory", "shares", "num_problems")
         asked = {name: given[SPLIT][f"writing_{name}"] for name in names}

@@ -103,8 +103,11 @@ class ForeignEngine(ABC):
         """Requests that have finished, at least one where any is pending and none is dropped."""
         if self._pending:
             self._advance()
+        return list(self._take_held().values())
+
+    def _take_held(self) -> dict[int, RequestOutput]:
         ended, self._held = self._held, {}
-        return list(ended.values())
+        return ended
 
     def generate(
         self, prompts: SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams]

@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from workbench.config import EngineConfig
 from workbench.core import RequestOutput, SamplingParams, Sequence
 from workbench.engine.foreign import ForeignEngine, Logits
 from workbench.engine.requests import Ids, length_limit, output_of
@@ -33,6 +34,7 @@ TRIES = 5  # of a request whose connection fails
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds before the second try, then twice as long each
 BUSY = (429, 502, 503)  # statuses of a server that may answer later
 LEAST = 1e-38  # of a probability whose logarithm is taken
+LEAST_TEMPERATURE = 0.01  # of vLLM, which raises lower ones to it
 BIAS = 100.0  # in nats: labels so much less likely than another token are still found
 FILTERS = ("temperature", "top_k", "top_p", "min_p")
 # else a server takes those of the model's generation_config
@@ -152,6 +154,7 @@ class ServerKind(ABC):
 
     def __init__(self, name: str, server: Connection, model: str, *others: str) -> None:
         """others: names of the same model, by which the server may answer."""
+        self.owner = name  # what the server says it is
         self.name, self._server, self.model = name, server, model
         self._names = {model, *others}
 
@@ -206,13 +209,20 @@ class Vllm(ServerKind):
     most_places = 128
 
     async def sample(self, prompt: list[int], params: SamplingParams) -> Sampled:
+        seed = (params.seed + 2**63) % 2**64 - 2**63  # int64, the same bits
+        if self.owner == "vllm" and (seed == -1 or 0 < params.temperature < LEAST_TEMPERATURE):
+            raise RemoteError(
+                f"vLLM takes seed -1 (2**64 - 1) for a random one, and temperatures below "
+                f"{LEAST_TEMPERATURE} for that; given: {params.seed} and {params.temperature}. "
+                "Give another seed, a temperature of 0, or a higher one."
+            )
         told = await self._asked("/v1/completions", len(prompt), {
             "model": self.model,
             "prompt": prompt,
             "max_tokens": params.max_tokens,
             **{name: getattr(params, name) for name in FILTERS},
             **NO_PENALTIES,
-            "seed": (params.seed + 2**63) % 2**64 - 2**63,  # int64, the same bits
+            "seed": seed,
             "stop": list(params.stop),
             "stop_token_ids": list(params.stop_token_ids),
             "ignore_eos": True,  # whose ids are among the stop ids
@@ -388,6 +398,7 @@ class RemoteEngine(ForeignEngine):
                 f"RemoteEngine got url={url!r}, in_flight={in_flight} and timeout={timeout}; give "
                 "a url such as 'http://127.0.0.1:8000', at least one place, and seconds above 0."
             )
+        EngineConfig(max_model_len=max_model_len)  # a number at least; its end is the server's
         named = (files or model).removeprefix(DUMMY)
         source = open_source(find_model(named, weights=False))
         super().__init__(model, source, dummy=named != (files or model))
@@ -437,19 +448,25 @@ class RemoteEngine(ForeignEngine):
         root = card.get("root")  # of vLLM, which answers by the first name of a model
         same = [name for name, each in cards.items() if root and each.get("root") == root]
         found = KINDS[named](named, self._server, self.name, *same)
+        found.owner = str(card.get("owned_by"))
         if self.value_outputs is not None and "values" not in found.capabilities:
             raise ModelError(
                 f"{self.name!r} has a value head, whose values no server of kind {named!r} "
                 "returns; serve it with vLLM."
             )
         try:
-            lengths = [max_model_len, await found.max_model_len(card)]
+            served = await found.max_model_len(card)
             theirs = await found.tokens(PROBE)
         except (KeyError, TypeError, AttributeError) as error:
             raise found.wrong(error) from error
-        self.max_model_len = min((n for n in lengths if isinstance(n, int)), default=0)
-        if self.max_model_len < 2:
-            raise ConfigError(f"max_model_len is {lengths} (given, served); give 2 or more.")
+        longest = served if isinstance(served, int) else max_model_len
+        if longest is None:
+            raise ConfigError(f"{self.url} tells no longest length; give max_model_len.")
+        self.max_model_len = longest if max_model_len is None else max_model_len
+        if not 2 <= self.max_model_len <= longest:
+            raise ConfigError(
+                f"max_model_len is {self.max_model_len}; {self.url} serves at most {longest}."
+            )
         ours = self.tokenizer.encode(PROBE, add_special_tokens=False)
         if theirs != ours:
             raise ModelError(
@@ -477,6 +494,16 @@ class RemoteEngine(ForeignEngine):
         with self._news:
             self._done[number] = output
             self._news.notify_all()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits, runs or was not returned."""
+        with self._news:  # another thread's step may be moving one
+            return super().has_work
+
+    def _take_held(self) -> dict[int, RequestOutput]:
+        with self._news:
+            return super()._take_held()
 
     def _advance(self) -> None:
         with self._news:

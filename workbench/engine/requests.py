@@ -21,13 +21,6 @@ Prompt = str | Ids
 def encoded(tokenizer: Any, prompt: Prompt) -> list[int]:
     """A list of its own of the prompt's token ids; a text is tokenised as it is."""
     if isinstance(prompt, str):
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise PromptError(
-                f"The prompt has {prompt[error.start]!r} at character {error.start}, half of a "
-                "surrogate pair; give valid Unicode."
-            ) from None
         ids: list[int] = tokenizer.encode(prompt)
         return ids
     if isinstance(prompt, bytes | bytearray):

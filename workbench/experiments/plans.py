@@ -90,9 +90,9 @@ def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 
 SIZES = dict.fromkeys(("full", "thesis"), (128, (0, 1, 2)))
 """Problems and seeds of a profile, else as many problems as are in flight, and one seed."""
-SURER = {THESIS_SHARE: 128, 0.4: 128, 0.45: 16}
-"""Seeds of the full profile's replayed pair at shares where some lose more than others, and at the
-one that all are compared with."""
+SURER = {"full": {THESIS_SHARE: 128, 0.4: 128, 0.45: 16}}
+"""A profile's seeds of the replayed pair at shares where some lose more than others, and at the one
+that all are compared with."""
 RECORDED_MEMORY, RECORDED_LENGTH = "2.25GiB", 2048
 """The least memory in which a share of 0.08 holds a request of so many tokens; none is as long."""
 ALIKE = {"warmup_problems": 0, "sentinel_every": 0}  # no simulated second is slower than others

@@ -132,7 +132,7 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
               f"their beams are {beams}{' on both scales' if own == times else ''}",
               set_to("in_flight", 12, 24, 96)),
         Value("GPU", "not named", f"this machine (tiny), {asked.device} (thesis scale)",
-              "0.08 to 0.5 is feasible from 40 GiB on",
+              "the smallest preset on which 0.08 to 0.5 is feasible (from 34.7 GiB on)",
               (Setting("h100, 40 GiB", {"device": "h100"}),
                Setting("l40s, 44 GiB", {"device": "l40s", "total": "44GiB"}),
                Setting("a100-80, 72 GiB", {"device": "a100-80", "total": "72GiB"}),

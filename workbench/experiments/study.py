@@ -338,7 +338,7 @@ def run_rungs(
     if profile == "full":
         few = plans.recorded_config(profile, shares=COMPARED_SHARES)
         found.insert(0, run_sweep(few, runs_dir, **how))
-        how["surer"] = plans.SURER
+    how["surer"] = plans.SURER.get(profile)
     thesis = plans.replayed_config(profile, shares=shares, **sizes)
     return [*found, run_replayed(thesis, runs_dir, **how)]
 
@@ -509,26 +509,25 @@ def provenance_of(
 ) -> str:
     """Of a figure of one study, or with a panel for each of several: how many of a sweep's runs
     there are, how noisy the machine was, or that nothing was run. figure: its name, where a study
-    is Committed. seed: the only one drawn of those measured. beside: as of `provenance`. told: what
-    is said of a study in place of its runs and their noise.
+    is Committed. seed: the only one drawn. beside: as of `provenance`. told: what is said of one in
+    place of its runs and their noise.
     """
     lines, last = list[str](), list[str]()
     for study in studies:
         if isinstance(study, Committed):
             lines += study.provenance(figure)
             continue
-        at, drawn = rung(study.runs), seed
+        at = rung(study.runs)
         is_sweep = getattr(study, "plan", None) is None
         note = f"{completeness(study)}; " if is_sweep else study.failures
         if is_replayed(at):
             said = NOTHING_WAS_RUN.format(SEARCHED if at == settings.RECORDED else DRAWN)
             note += f"{study.config.min_problem_batch} problems in flight. {said}"
             note = f"{told(study)} {said}" if told else note
-            drawn = None
         else:
             note = told(study) if told else f"{note}{noise_of(study.all_runs)}."
             last = [CARRIES_OVER]
-        lines += provenance(study.runs, drawn, note, beside=beside).splitlines()[:-1]
+        lines += provenance(study.runs, seed, note, beside=beside).splitlines()[:-1]
     own = [study.runs for study in studies if not isinstance(study, Committed)]
     together = commits_of(pd.concat(own)) if len(own) > 1 else ""
     if together:

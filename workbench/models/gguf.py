@@ -121,14 +121,21 @@ class GGUFFile:
                 f"{self.path} says GGUF version {version}; supported: 2 and 3, little endian."
             )
         num_tensors, num_keys = cursor.number("Q"), cursor.number("Q")
-        self.metadata = {cursor.string(): cursor.value(cursor.number("I")) for _ in range(num_keys)}
+        self.metadata: dict[str, Any] = {}
+        for _ in range(num_keys):
+            key = cursor.string()
+            if key in self.metadata:
+                raise self._cut_short(f"{key} is there twice")
+            self.metadata[key] = cursor.value(cursor.number("I"))
         listed = [cursor.tensor() for _ in range(num_tensors)]
         grain = self.metadata.get("general.alignment", 32)
         if not isinstance(grain, int) or grain < 1:
             raise self._cut_short(f"general.alignment is {grain!r}")
         first = -(-cursor.place // grain) * grain
-        self.tensors = {}
+        self.tensors: dict[str, StoredTensor] = {}
         for name, shape, code, offset in listed:
+            if name in self.tensors:
+                raise self._cut_short(f"{name} is there twice")
             if code not in KINDS:
                 stored, kinds = _OTHERS.get(code, f"type {code}"), [k for k, _, _ in KINDS.values()]
                 raise ModelError(
@@ -241,7 +248,6 @@ _SIZES = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
     "max_position_embeddings": "context_length",
 }
 # What stretches rotations without naming a scaling, and the values that change nothing.
@@ -260,6 +266,12 @@ def hub_name(name: str) -> str:
     return _ENDS.get(name, name)
 
 
+def kv_heads(file: GGUFFile) -> int:
+    """Heads of keys and values: all heads where the file does not say."""
+    start = f"{file.settings.text('general.architecture')}.attention.head_count"
+    return file.settings.whole(f"{start}_kv", file.settings.whole(start))
+
+
 def read_config(file: GGUFFile) -> dict[str, Any]:
     """The config.json that this model would have. ModelError names what the file lacks."""
     settings = file.settings
@@ -272,6 +284,7 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     if not settings.flag(f"{kind}.attention.causal", True):
         raise ModelError(f"{file.path} says {kind}.attention.causal = False; supported: True only.")
     sizes = {name: settings.whole(f"{kind}.{key}") for name, key in _SIZES.items()}
+    sizes["num_key_value_heads"] = kv_heads(file)
     own = sizes["hidden_size"] // sizes["num_attention_heads"]
     head_dim = settings.whole(f"{kind}.attention.key_length", own)
     for key in ("attention.value_length", "rope.dimension_count"):  # all columns are rotated

@@ -26,7 +26,7 @@ from workbench.host import available_memory
 from workbench.kernels import Kernels, Part, Quantised, load_kernels
 from workbench.kernels.quantised import FORMATS
 from workbench.models import gpt2
-from workbench.models.gguf import ROPE_FACTORS, GGUFFile, hub_name
+from workbench.models.gguf import ROPE_FACTORS, GGUFFile, hub_name, kv_heads
 from workbench.models.llama import Embedding, Layer, Linear, LlamaModel
 from workbench.models.registry import DUMMY, Source, find_model, open_source, read_spec, shards_of
 from workbench.models.spec import ARCHITECTURES, ModelSpec
@@ -233,7 +233,12 @@ class _Builder:
 
     def _place(self, name: str, shape: tuple[int, ...]) -> Part:
         part = self.take(name, shape)
-        return part if isinstance(part, Quantised) else part.to(self.device, self.dtype)
+        if isinstance(part, Quantised):
+            return part
+        most = torch.finfo(self.dtype).max
+        if torch.finfo(part.dtype).max > most and part.abs().max() > most:
+            raise ModelError(f"{name} holds numbers beyond {self.dtype}; take a wider dtype.")
+        return part.to(self.device, self.dtype)
 
 
 class Weights(ABC):
@@ -341,6 +346,8 @@ class GGUFWeights(Weights):
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
         self._own = {hub_name(name): name for name in file.tensors if name != ROPE_FACTORS}
+        if len(self._own) < len(file.tensors.keys() - {ROPE_FACTORS}):
+            raise ModelError(f"{file.path} holds a tensor under two names; fetch the model again.")
         super().__init__(file.path, dict.fromkeys(self._own, file.path))
 
     def read(self, name: str) -> Part:
@@ -370,8 +377,8 @@ class GGUFWeights(Weights):
         part = next((p for p in (".self_attn.q_proj.", ".self_attn.k_proj.") if p in name), None)
         if part is None or settings.text("general.architecture") != "llama":
             return None
-        count = "head_count" if "q_proj" in part else "head_count_kv"
-        heads = settings.whole(f"llama.attention.{count}")
+        heads = settings.whole("llama.attention.head_count")
+        heads = heads if "q_proj" in part else kv_heads(self._file)
         if rows % (2 * heads):
             return None
         pairs = np.arange(rows).reshape(heads, rows // heads // 2, 2)

@@ -125,7 +125,7 @@ def where_at_most(b: ir.IRBuilder, x: Any, y: Any, then: Any, other: Any) -> Any
 
 @instruction(Vector(Vector))
 def exponential(b: ir.IRBuilder, x: Any) -> Any:
-    """exp, within 2 units in the last place; 0 below -87, exp(88) above 88."""
+    """exp, within 2 units in the last place; 0 below -87, exp(88) above 88; NaN of NaN."""
     bounded, top = _largest(b, x, _constant(_SMALLEST)), _constant(_LARGEST)
     bounded = b.select(b.fcmp_ordered("<", bounded, top), bounded, top)
     n = b.fsub(emit_fma(b, bounded, _constant(_LOG2_E), _constant(_ROUND)), _constant(_ROUND))
@@ -137,9 +137,9 @@ def exponential(b: ir.IRBuilder, x: Any) -> Any:
     mantissa = b.fadd(emit_fma(b, p, b.fmul(r, r), r), _constant(1.0))
     exponent = b.add(b.fptosi(n, INT_VECTOR), ir.Constant(INT_VECTOR, [127] * WIDTH))
     power = b.bitcast(b.shl(exponent, ir.Constant(INT_VECTOR, [23] * WIDTH)), VECTOR)
-    return b.select(
-        b.fcmp_ordered(">=", x, _constant(_SMALLEST)), b.fmul(mantissa, power), _constant(0.0)
-    )
+    at_least_smallest = b.fcmp_ordered(">=", x, _constant(_SMALLEST))
+    found = b.select(at_least_smallest, b.fmul(mantissa, power), _constant(0.0))
+    return b.select(b.fcmp_unordered("uno", x, x), x, found)
 
 
 @instruction(types.int64(Vector, Vector))
