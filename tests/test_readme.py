@@ -313,14 +313,14 @@ WHOLE_REPEATS = "throughput_mean_error@repeats"
 
 
 def over_settings(rows: dict[str, dict[str, Any]]) -> str:
-    """Of each setting's error against its repeats, their median: the median and both ends."""
+    """Of each setting's error, the median of its repeats': the median and both ends."""
     each = [
         abs(row["value"])
         for name, row in rows.items()
         if name.startswith("throughput_error@") and name.endswith("@repeats")
     ]
     middle, *ends = (f"{100 * value:.1f}" for value in (median(each), min(each), max(each)))
-    return f"median of settings {middle} %, all {ends[0]} to {ends[1]} %"
+    return f"by each setting's median repeat: median {middle} %, {ends[0]} to {ends[1]} %"
 
 
 def table(name: str, found: dict[str, Any], every: bool = False) -> list[str]:

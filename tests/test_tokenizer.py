@@ -99,6 +99,52 @@ def test_what_is_missing_is_named(folder):
         Tokenizer.from_folder(folder)
 
 
+@pytest.mark.parametrize(
+    ("decoder", "name"),
+    [
+        (decoders.BPEDecoder(), "BPEDecoder"),
+        (decoders.WordPiece(), "WordPiece"),
+        (decoders.CTC(), "CTC"),
+    ],
+)
+def test_pieces_that_are_joined_by_rules_have_no_bytes_of_their_own(decoder, name):
+    """Guards texts and stop strings that no decoder would give."""
+    backend = Backend(models.WordLevel({"a</w>": 0, "##b": 1}, unk_token="a</w>"))
+    backend.decoder = decoder
+    with pytest.raises(ModelError, match=rf"by rules \({name}\); supported"):
+        _ = Tokenizer(backend, {}).token_bytes
+    backend.decoder = decoders.Fuse()
+    backend.add_tokens(["x"])
+    own = Backend(models.WordLevel({"<0x0A>": 0, "<0xGG>": 1}, unk_token="<0xGG>"))
+    assert Tokenizer(own, {}).token_bytes == (b"\n", b"<0xGG>")
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer_config", "said"),
+    [
+        ({"eos_token_id": 10**15}, {}, "eos_token_id 1000000000000000; allowed: a token id below"),
+        ({"eos_token_id": -1}, {}, "eos_token_id -1; allowed"),
+        ({}, {"eos_token": "</nowhere>"}, "no token: no sequence would end"),
+        ({}, {"eos_token": 5}, "A special token is 5; allowed: a text"),
+        ({}, {"eos_token": ["</s>"]}, "A special token is"),
+        ({}, {"eos_token": {"content": 5}}, "A special token is"),
+    ],
+)
+def test_ends_that_cannot_be_are_refused(folder, config, tokenizer_config, said):
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    with pytest.raises(ModelError, match=said):
+        Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize("template", [["x"], "{{ 1 / 0 }}", "{{ messages[0]['content'] }}"])
+def test_a_chat_that_cannot_be_written_is_the_prompt_s_error(folder, template):
+    """A list of what are no templates, one that cannot be computed, half a character."""
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(PromptError, match=r"chat template|half of a surrogate pair"):
+        Tokenizer.from_folder(folder).encode_chat([{"role": "user", "content": "\ud835"}])
+
+
 def test_the_byte_tokenizer_has_the_same_surface():
     tokenizer = ByteTokenizer()
     assert tokenizer.decode(tokenizer.encode("añb")) == "añb"

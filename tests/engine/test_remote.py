@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -468,6 +469,56 @@ def refused(error, said, kind, about=(), **how):
         served(Fake({}, kind=kind, **dict(about)), **how),
     ):
         pass
+
+
+@pytest.mark.parametrize("given", [100_000, "384", 100.5, 1, True])
+def test_a_length_that_is_not_served_is_refused(given):
+    """Nothing is shortened silently; where the server does not say, it is to be given."""
+    refused(ConfigError, "max_model_len is", "vllm", max_model_len=given)
+    silent = Fake(fine("vllm"))
+    silent.card["max_model_len"] = None
+    with served(silent, max_model_len=400) as engine:
+        assert engine.max_model_len == 400
+    with pytest.raises(ConfigError, match="no longest length"), served(silent):
+        pass
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.8, seed=2**64 - 1),
+        SamplingParams(temperature=0.8, seed=-1),
+        SamplingParams(temperature=0.001),
+    ],
+)
+def test_what_vllm_takes_for_something_else_is_not_sent(params):
+    """A seed of its own, or another temperature; our own server takes both as they are."""
+    fake = Fake(fine("vllm"))
+    with served(fake) as engine, pytest.raises(RemoteError, match="random one"):
+        engine.generate([[1, 2, 3]], params)
+    assert not fake.bodies
+    fake.card["owned_by"] = "workbench"
+    with served(fake) as engine:
+        assert engine.generate([[1, 2, 3]], replace(params, max_tokens=4))[0].error is None
+
+
+def test_an_answer_that_is_being_taken_in_is_seen_and_told_once():
+    """By whichever thread steps; another that asks meanwhile waits."""
+
+    class Slow(dict):
+        def __setitem__(self, number, output):
+            time.sleep(0.3)
+            super().__setitem__(number, output)
+
+    with served(Fake(fine("vllm"))) as engine:
+        number = engine.add([1, 2, 3], FOUR)
+        engine._held, told = Slow(), []
+        other = threading.Thread(target=lambda: told.extend(engine.step()))
+        other.start()
+        time.sleep(0.15)
+        told += engine.step() if engine.has_work else []
+        other.join()
+        assert [output.request_id for output in told] == [number]
 
 
 def test_values_of_a_head_are_vllm_s_alone(with_value_head):

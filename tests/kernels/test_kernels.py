@@ -167,6 +167,23 @@ def test_a_masked_key_of_the_same_tile_adds_nothing() -> None:
     assert not torch.equal(before[16:], after[16:])
 
 
+@pytest.mark.parametrize("shape", ["solver", "odd_group", "wide"])
+@pytest.mark.parametrize("slot", [0, 1, 9])
+def test_a_score_that_is_no_number_makes_its_rows_none(shape: str, slot: int) -> None:
+    """Also where every value is one, in a prefill and alone: a damaged model is found out."""
+    step = steps(shape, [(0, 20)], 16)
+    size = 16 * step.cache.head_dim  # of a block's keys of one head
+    first = int(step.cache.base + step.context.block_offsets[0, 0])
+    keys = step.cache.data[first : first + size]
+    keys[slot::16] = torch.nan
+    assert keys.isnan().sum() in (step.cache.head_dim, size // 16)
+    whole = attended(cpu, step)
+    alone = torch.cat([attended(cpu, step.chunk(row, row + 1)) for row in range(20)])
+    expected = attended(reference, step).isnan()
+    assert expected[slot:].any(1).all() and not expected[:slot].any()
+    assert torch.equal(whole.isnan(), expected) and torch.equal(alone.isnan(), expected)
+
+
 def test_kernels_are_chosen_by_device_and_dtype() -> None:
     """float32 on a CPU is compiled and invariant; other dtypes take the reference."""
     assert load_kernels(torch.device("cpu"), torch.float32).batch_invariant

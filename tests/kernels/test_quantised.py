@@ -1,4 +1,4 @@
-"""Blocks of every kind mean what the `gguf` package says they mean, bit for bit."""
+"""Blocks of every kind mean what the `gguf` package says they mean."""
 
 import gguf
 import numpy as np
@@ -24,7 +24,9 @@ def random_blocks(kind: str, seed: int = 0) -> Quantised:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_values_are_those_of_the_gguf_package(kind: str) -> None:
-    """Equal as bits, so that the tokens of a model do not depend on who dequantised it."""
+    """Equal, but for the sign of a zero, so that the tokens of a model do not depend on who
+    dequantised it.
+    """
     matrix = random_blocks(kind)
     with np.errstate(invalid="ignore", over="ignore"):
         expected = quants.dequantize(matrix.rows, gguf.GGMLQuantizationType[kind])

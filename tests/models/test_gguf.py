@@ -14,7 +14,7 @@ from gguf import quants
 
 from tests.kernels.test_products import random_blocks
 from tests.models import gguf_making as making
-from tests.models.gguf_making import NAMES, TOKENS, VOCAB, random_tensors, write_gguf
+from tests.models.gguf_making import NAMES, SIZES, TOKENS, VOCAB, random_tensors, write_gguf
 from tests.models.plain_driver import Driver
 from tests.models.test_spec import STRETCHED
 from workbench.core import WantedLogits
@@ -208,6 +208,38 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
         rows[5, 2:4] = np.array([wrong], np.float16).view(np.uint8)
         write_gguf(path, tensors, Kind.Q4_1, extra={"blk.1.attn_q.weight": rows})
         refused(path, r"1\.self_attn\.q_proj.* holds numbers that are not finite")
+
+
+def test_what_is_there_twice_is_refused(tmp_path: Path) -> None:
+    """Nothing is dropped silently: not the first of two."""
+    path, tensors = tmp_path / "model.gguf", random_tensors()
+    extra = {"dup.aaa": np.ones(4, "f4"), "dup.bbb": np.zeros(4, "f4")}
+    content = write_gguf(path, tensors, extra=extra).read_bytes()
+    path.write_bytes(content.replace(b"dup.bbb", b"dup.aaa"))
+    refused(path, "dup.aaa is there twice")
+    about = {"llama.rope.freq_base": 10000.0, "llama.rope.freq_basf": 5.0}
+    content = write_gguf(path, tensors, about=about).read_bytes()
+    path.write_bytes(content.replace(b"freq_basf", b"freq_base"))
+    refused(path, "llama.rope.freq_base is there twice")
+    write_gguf(path, tensors, extra={"model.norm.weight": np.full(4, 9, "f4")})
+    refused(path, "holds a tensor under two names")
+
+
+def test_a_file_that_does_not_say_has_keys_of_every_head(tmp_path: Path) -> None:
+    """As converters write older Llamas, whose configs do not say either."""
+    tensors, heads = random_tensors(), SIZES["attention.head_count"]
+    for name in list(tensors):
+        if ".k_proj." in name or ".v_proj." in name:
+            tensors[name] = tensors[name.replace("k_proj", "q_proj").replace("v_proj", "q_proj")]
+    path = write_gguf(
+        tmp_path / "model.gguf", tensors, about={"llama.attention.head_count_kv": heads}
+    )
+    expected = load_model(str(path))
+    silent = {"llama.attention.head_count_kv": None}
+    found = load_model(str(write_gguf(tmp_path / "older.gguf", tensors, about=silent)))
+    assert found.spec.kv_heads == expected.spec.kv_heads == heads
+    for one, other in zip(found.products, expected.products, strict=True):
+        assert np.array_equal(one.matrix.data, other.matrix.data)
 
 
 def use(opened: GGUFFile) -> None:

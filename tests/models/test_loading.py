@@ -90,6 +90,25 @@ def test_a_tensor_with_one_number_that_is_not_finite_is_named(tmp_path, tensors,
         refused(save(tmp_path, damaged), rf"{MIDDLE} holds numbers that are not finite")
 
 
+@pytest.mark.parametrize(
+    ("stored", "dtype", "number"),
+    [
+        (torch.float64, "float32", -1e39),
+        (torch.float32, "float16", 1e5),
+        (torch.bfloat16, "float16", 1e5),
+    ],
+)
+def test_a_number_beyond_the_dtype_asked_for_is_named(
+    tmp_path, tensors, stored, dtype, number
+) -> None:
+    """It would be infinite, and its token never chosen, or always."""
+    damaged = {name: tensor.to(stored) for name, tensor in tensors.items()}
+    damaged[MIDDLE][31, 17] = number
+    name = save(tmp_path, damaged)
+    with pytest.raises(ModelError, match=rf"{MIDDLE} holds numbers beyond torch.{dtype}"):
+        load_model(name, dtype=dtype, batch_invariant=dtype == "float32")
+
+
 def test_shards_give_the_same_model(folder, tensors, tmp_path_factory) -> None:
     other, names = tmp_path_factory.mktemp("shards"), sorted(tensors)
     parts = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
