@@ -162,7 +162,8 @@ class Pair:
         self.engines: dict[str, Engine] = {}
         self.joules: float | None = None
         for role in ENGINES:
-            given = spec.engine(role).to_dict() | {"arena": self.arena, "arena_name": role}
+            given = spec.engine(role).to_dict()
+            given |= {} if self.arena is None else {"arena": self.arena, "arena_name": role}
             given["weights"] = weights and weights.engines[role].weights
             self.engines[role] = kind(**given)
 
