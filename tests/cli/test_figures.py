@@ -126,7 +126,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
     [
         (
             ["--profile", "full"],
-            ["55 of 55 runs to do", "04_batching: ", "Together: ", "(02, 03, 05, 06): 30 of 30"],
+            ["55 of 55 runs to do", "04_batching: ", "Together: ", "(02, 03, 05, 06): 293 of 293"],
             "nothing",
         ),
         (["03"], ["is feasible in", "replayed SmolLM2 (03): nothing to replay"], "batching"),
