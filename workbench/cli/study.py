@@ -252,7 +252,7 @@ def _replays_left(
         moved = (at.get("lower_share", 0.3), at.get("upper_share", 0.5)) != (0.3, 0.5)
         bear = _sizes(given[same[0]], "shares") | {"moved": moved or None}  # from what is committed
         for rung, config in pairs.items():
-            surer = plans.SURER.get(profile) if rung == REPLAYED else None
+            surer = plans.SURER.get(profile) if rung == REPLAYED and SPLIT in given else None
             replay = partial(study.run_replayed, surer=surer)
             yield f"{rung} ({notebooks})", *left(bear, replay, config)
     if SPLIT in given:

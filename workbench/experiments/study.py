@@ -321,6 +321,7 @@ def run_rungs(
     runs_dir: Folder = None,
     shares: Sequence[float] | None = None,
     *,
+    surer: bool = False,
     stale_ok: bool = False,
     retry_failed: bool = False,
     **sizes: Any,
@@ -329,7 +330,8 @@ def run_rungs(
     profile also measured at three shares; the thesis's pair, replayed. Short profiles draw what is
     committed of both.
 
-    shares: default the profile's. sizes: settings of the thesis's pair; None: its own.
+    shares: default the profile's. surer: the thesis's pair with the profile's further seeds, for
+    ratios of shares. sizes: settings of it; None: its own.
     """
     if committed(profile, shares, *sizes.values()):
         return [Committed(settings.RECORDED), Committed(settings.REPLAYED)]
@@ -338,7 +340,8 @@ def run_rungs(
     if profile == "full":
         few = plans.recorded_config(profile, shares=COMPARED_SHARES)
         found.insert(0, run_sweep(few, runs_dir, **how))
-    how["surer"] = plans.SURER.get(profile)
+    if surer:
+        how["surer"] = plans.SURER.get(profile)
     thesis = plans.replayed_config(profile, shares=shares, **sizes)
     return [*found, run_replayed(thesis, runs_dir, **how)]
 
