@@ -15,7 +15,7 @@ from tests.experiments.fakes import fake_result
 from tests.plots.synthetic import critique_rows
 from workbench import plots
 from workbench.config import STRATEGIES
-from workbench.experiments import claims, report, statistics
+from workbench.experiments import claims, plans, report, statistics
 from workbench.experiments import rows as views
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.plans import StrategyPlan, strategy_runs, sweep_config
@@ -409,11 +409,11 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
 
 
 def test_the_committed_ratios_are_those_of_their_rates_and_bounded_everywhere():
-    """Half an interval is at most 0.02 on the embedded pair, 0.05 on others but for two; what does
-    0.3's work is 1.
+    """Half an interval is at most 0.02 but for two; what does 0.3's work is 1. Ratios of more seeds
+    than the rates have lie where these bound them.
     """
     wide = {("measured SmolLM2", 0.08): 0.06}  # eight problems, one seed
-    wide[REPLAYED, 0.4] = 0.12  # its three seeds lose 30, 23 and 6 % there
+    wide[REPLAYED, 0.4] = 0.03  # of 128 seeds: problems differ
     rows = pd.read_parquet(ROOT / "figures" / "memory_split.parquet")
     for rung, own in rows[rows["metric"] == "tokens_per_s"].groupby("rung"):
         own = own.set_index("llm_share")
@@ -423,10 +423,12 @@ def test_the_committed_ratios_are_those_of_their_rates_and_bounded_everywhere():
         known = own.loc[as_thesis, ["ratio", "ratio_low", "ratio_high"]]
         assert len(known) and (known == 1).all(axis=None)
         off = own[~as_thesis]
-        assert list(off["ratio"]) == pytest.approx(list(off["value"] / own["value"][0.3]))
+        of_rates = off["value"] / own["value"][0.3]
+        alike = ~off.index.isin([*plans.SURER["full"]]) if rung == REPLAYED else off.index > 0
+        assert list(off["ratio"][alike]) == pytest.approx(list(of_rates[alike]))
+        assert of_rates.between(off["ratio_low"], off["ratio_high"]).all()
         half = (off["ratio_high"] - off["ratio_low"]) / 2
-        usual = 0.02 if rung == "measured tiny" else 0.05
-        assert all(found <= wide.get((rung, share), usual) for share, found in half.items())
+        assert all(found <= wide.get((rung, share), 0.02) for share, found in half.items())
         assert (off["ratio_low"] <= off["ratio"]).all() and (
             off["ratio"] <= off["ratio_high"]
         ).all()
