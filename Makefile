@@ -16,6 +16,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-builtin-rules --no-print-directory
+export PYTHONDONTWRITEBYTECODE :=  # or each of a hundred processes would compile what it imports
 
 VENV ?= .venv
 BIN := $(VENV)/bin

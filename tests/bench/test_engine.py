@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.bench import engine, kernels, reenact
+from workbench.bench import ceilings, engine, kernels, reenact
 from workbench.bench.engine import TRANSFORMERS, EngineBench, Linears, Work, engine_rows
 from workbench.bench.peers import PeerError
 from workbench.bench.record import Ceiling, record
@@ -66,6 +66,8 @@ def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_p
     monkeypatch.setattr(engine, "CPU_WORKS", SMALL)
     monkeypatch.setattr(engine, "VOCABULARIES", (600,))
     monkeypatch.setattr(engine, "BFLOAT16", set())
+    monkeypatch.setattr(ceilings, "PEAKS", 6)
+    monkeypatch.setattr(ceilings, "WINDOWS", 15)
     rows = {row.name: row for row in engine.run(repeats=1, peers="none")}
     kinds = ("", "@products")
     assert list(rows) == [

@@ -484,19 +484,22 @@ def test_a_length_that_is_not_served_is_refused(given):
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("params", "told"),
     [
-        SamplingParams(temperature=0.8, seed=2**64 - 1),
-        SamplingParams(temperature=0.8, seed=-1),
-        SamplingParams(temperature=0.001),
+        (SamplingParams(temperature=0.8, seed=2**64 - 1), "-1 for a random one"),
+        (SamplingParams(temperature=0.8, seed=-1), "-1 for a random one"),
+        (SamplingParams(temperature=0.001), "given: 0.001"),
     ],
 )
-def test_what_vllm_takes_for_something_else_is_not_sent(params):
+def test_what_vllm_takes_for_something_else_is_not_sent(params, told):
     """A seed of its own, or another temperature; our own server takes both as they are."""
     fake = Fake(fine("vllm"))
-    with served(fake) as engine, pytest.raises(RemoteError, match="random one"):
-        engine.generate([[1, 2, 3]], params)
-    assert not fake.bodies
+    with served(fake) as engine:
+        with pytest.raises(RemoteError, match=told):
+            engine.generate([[1, 2, 3]], params)
+        assert not fake.bodies
+        greedy = engine.generate([[1, 2, 3]], replace(params, temperature=0.0, max_tokens=4))
+        assert greedy[0].error is None
     fake.card["owned_by"] = "workbench"
     with served(fake) as engine:
         assert engine.generate([[1, 2, 3]], replace(params, max_tokens=4))[0].error is None

@@ -125,6 +125,15 @@ def test_seconds_of_two_machines_are_never_compared(tmp_path) -> None:
     assert again["status"].tolist() == ["finished"]
 
 
+def test_a_stored_run_is_read_once_for_its_machine(tmp_path, monkeypatch) -> None:
+    """Guards the cost of a study: not every run of a group again before each one."""
+    read = Mock(wraps=backends.read_run)
+    monkeypatch.setattr(backends, "read_run", read)
+    run_sweep(FAKE, tmp_path, execute=one_by_one(fake_result), progress=False)
+    times = Counter(call.args[0] for call in read.call_args_list)
+    assert list(times.values()) == [1] * 4, "before the second and third of each seed"
+
+
 def test_measured_groups_stay_whole_and_replays_are_dealt(tmp_path) -> None:
     """Runs of one seed go to one worker, replays in turn to each of so many as there are."""
 

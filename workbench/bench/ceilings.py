@@ -24,6 +24,7 @@ _ADDS = 5_000_000  # to each sum: ten milliseconds, so that threads overlap
 _FLOPS = 2 * MOST_ROWS * COLUMNS  # of an addition to each sum
 _DEPTH = 128  # inputs of the tile: its weights are 16 KiB, as in a product
 _SHORT, _TILES = _ADDS // 10, 2000  # a millisecond each: between what else the machine does
+PEAKS, WINDOWS = 60, 150  # of which the best is taken
 _ADDRESS = types.int64
 
 
@@ -31,7 +32,7 @@ def multiply_add_ceiling(**measured: Any) -> Ceiling:
     """As measure_ceiling, of multiply-adds on registers alone: no product can pass them."""
     adds = [_ADDS] * torch.get_num_threads()
     with ThreadPoolExecutor(len(adds)) as pool:
-        seconds = wall_seconds(lambda: list(pool.map(_multiply_add, adds)), repeats=60)
+        seconds = wall_seconds(lambda: list(pool.map(_multiply_add, adds)), PEAKS)
     return replace(measure_ceiling(**measured), flops_per_s=_FLOPS * sum(adds) / min(seconds))
 
 
@@ -47,7 +48,7 @@ def tile_shares() -> list[float]:
     kinds = (lambda: _multiply_add(_SHORT), lambda: _multiply_tiles(*where, _DEPTH, _TILES))
     flops, shares = 2 * MOST_ROWS * PANEL * _DEPTH * _TILES, []
     for _ in range(5):
-        times = [[min(wall_seconds(kind, 1)) for kind in kinds] for _ in range(150)]
+        times = [[min(wall_seconds(kind, 1)) for kind in kinds] for _ in range(WINDOWS)]
         alone, tiled = np.min(times, axis=0).tolist()
         shares.append(flops / tiled / (_SHORT * _FLOPS / alone))
     return shares

@@ -189,9 +189,9 @@ def measure_activations(
 ) -> int:
     """Bytes beside weights and KV that the largest step needs: buffers, and what comes and goes.
 
-    Steps are measured of the most tokens, evenly spread and of one prompt, all of it scored, too,
-    and of the longest contexts: some kernels leave what they sum up of each part of a context
-    beside it. They go through two layers: the others work in the same buffers, one after the other,
+    Steps are measured of the most tokens, evenly spread and of one prompt that is scored whole, and
+    of the longest contexts: some kernels leave what they sum up of each part of a context beside
+    it. They go through two layers: the others work in the same buffers, one after the other,
     and of the last one only what is asked for is computed. Not measured: logits of a vocabulary
     that scoring asks for.
     """
@@ -206,13 +206,12 @@ def measure_activations(
     alone = min(max_num_batched_tokens, max_model_len)
     evenly, longest = (tokens, seqs, samples), (seqs, seqs, samples, max_model_len - 1)
     prompt = _even_plan(alone, 1, samples, max_model_len - alone, block_size)
-    all_scored = (WantedLogits(np.arange(alone), np.zeros(1, np.int64)),)
+    scored = (WantedLogits(np.arange(alone), np.zeros(1, np.int64)),)
     peaks = []
     for plan in (
         _even_plan(*evenly, block_size=block_size),
         _even_plan(*longest, block_size),
-        prompt,
-        replace(prompt, wanted=all_scored),
+        replace(prompt, wanted=scored),
     ):
         with peak_on(model.device) as peak:
             executor.submit(plan).result()

@@ -14,7 +14,7 @@ import secrets
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count, pairwise
@@ -152,10 +152,11 @@ class ServerKind(ABC):
     counted: tuple[str, ...]
     most_places = 1
 
-    def __init__(self, name: str, server: Connection, model: str, *others: str) -> None:
-        """others: names of the same model, by which the server may answer."""
-        self.owner = name  # what the server says it is
-        self.name, self._server, self.model = name, server, model
+    def __init__(
+        self, name: str, server: Connection, model: str, owner: str, others: Collection[str] = ()
+    ) -> None:
+        """owner: what the server says it is. others: names of the model that it may answer by."""
+        self.name, self._server, self.model, self.owner = name, server, model, owner
         self._names = {model, *others}
 
     def wrong(self, what: str | Exception) -> RemoteError:
@@ -210,11 +211,14 @@ class Vllm(ServerKind):
 
     async def sample(self, prompt: list[int], params: SamplingParams) -> Sampled:
         seed = (params.seed + 2**63) % 2**64 - 2**63  # int64, the same bits
-        if self.owner == "vllm" and (seed == -1 or 0 < params.temperature < LEAST_TEMPERATURE):
+        if self.owner == "vllm" and 0 < params.temperature < LEAST_TEMPERATURE:
             raise RemoteError(
-                f"vLLM takes seed -1 (2**64 - 1) for a random one, and temperatures below "
-                f"{LEAST_TEMPERATURE} for that; given: {params.seed} and {params.temperature}. "
-                "Give another seed, a temperature of 0, or a higher one."
+                f"vLLM samples at {LEAST_TEMPERATURE} where a temperature is lower; given: "
+                f"{params.temperature}. Give 0, or one of {LEAST_TEMPERATURE} and more."
+            )
+        if self.owner == "vllm" and params.temperature and seed == -1:
+            raise RemoteError(
+                f"vLLM takes seed -1 for a random one; given: {params.seed}. Give another seed."
             )
         told = await self._asked("/v1/completions", len(prompt), {
             "model": self.model,
@@ -447,8 +451,7 @@ class RemoteEngine(ForeignEngine):
             )
         root = card.get("root")  # of vLLM, which answers by the first name of a model
         same = [name for name, each in cards.items() if root and each.get("root") == root]
-        found = KINDS[named](named, self._server, self.name, *same)
-        found.owner = str(card.get("owned_by"))
+        found = KINDS[named](named, self._server, self.name, str(card.get("owned_by")), same)
         if self.value_outputs is not None and "values" not in found.capabilities:
             raise ModelError(
                 f"{self.name!r} has a value head, whose values no server of kind {named!r} "

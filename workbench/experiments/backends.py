@@ -30,7 +30,7 @@ from workbench.config import BACKENDS, Range, check
 from workbench.errors import ConfigError, RunStoreError, WorkerError
 from workbench.experiments.execute import Execute
 from workbench.experiments.provenance import describe, machine_facts, runs_folder, this_code
-from workbench.experiments.runs import FINISHED, RunStore, held, read_run
+from workbench.experiments.runs import FAILED, FINISHED, RunStore, held, read_run
 from workbench.experiments.settings import COUNTED, Identity, RunSpec
 from workbench.experiments.statistics import is_replayed
 from workbench.host import total_memory, usable_cores
@@ -75,9 +75,9 @@ class Group:
         What others store meanwhile is not begun. A failed run that is repeated is kept until then.
         problem: stored of all these runs in place of a result.
         """
-        left = dict(self.places)
+        left, alike = dict(self.places), set[Path]()
         while left := {spec: place for spec, place in left.items() if _is_left(*place)}:
-            now, wrong = [*left], problem or self._mixture()
+            now, wrong = [*left], problem or self._mixture(alike)
             for spec, outcome in zip(now, repeat(wrong)) if wrong else self.execute(now):
                 if isinstance(outcome, Progress):
                     yield spec, outcome.answered
@@ -86,19 +86,26 @@ class Group:
                     del left[spec]
                     yield spec, spec.config.num_problems
 
-    def _mixture(self) -> RunStoreError | None:
-        """Why seconds of this machine must not be compared with those stored; None if they may."""
+    def _mixture(self, alike: set[Path]) -> RunStoreError | None:
+        """Why seconds of this machine must not be compared with those stored; None if they may.
+
+        alike: folders known to hold none of another's, to which those found to hold none are added.
+        """
         if is_replayed(self.identity.llm) or next(iter(self.runs)).role == COUNTED:
             return None
         own = [self.store.stored(*run) for run in self.runs.items()]  # by a worker that died
         here = describe(machine_facts(next(iter(self.runs)).config.device))
-        for row in map(read_run, (*self.beside, *(each for each in own if each and held(each)))):
+        other = (each for each in own if each and each not in alike and held(each))
+        for folder in (*(each for each in self.beside if each not in alike), *other):
+            row = read_run(folder)
             if row["status"] == FINISHED and row["machine"] != here:
                 return RunStoreError(
                     f"Seconds of {here} would be compared with those of {row['run_id']}, measured "
                     f"on {row['machine']}. Go on there, or begin anew here in another folder "
                     "(--runs DIR); --retry-failed repeats this run."
                 )
+            if row["status"] != FAILED:  # which another machine may repeat
+                alike.add(folder)
         return None
 
 

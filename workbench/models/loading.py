@@ -236,7 +236,8 @@ class _Builder:
         if isinstance(part, Quantised):
             return part
         most = torch.finfo(self.dtype).max
-        if torch.finfo(part.dtype).max > most and part.abs().max() > most:
+        wider = torch.finfo(part.dtype).max > most
+        if wider and any(abs(float(end)) > most for end in torch.aminmax(part)):
             raise ModelError(f"{name} holds numbers beyond {self.dtype}; take a wider dtype.")
         return part.to(self.device, self.dtype)
 

@@ -61,7 +61,7 @@ def work_of(plan: StepPlan, logit_rows: int) -> StepWork:
     """
     context = plan.context_len.astype(np.int64)
     total = int(context.sum())
-    sampled, scored = len(plan.sampling), [len(wanted.rows) for wanted in plan.wanted]
+    sampled, scored = len(plan.sampling), sum(len(wanted.rows) for wanted in plan.wanted)
     columns = sum(len(wanted.rows) * len(wanted.columns) for wanted in plan.wanted)
     keys, asked, asked_keys = total, plan.num_seqs, total  # where each computes one token
     if plan.num_tokens > plan.num_seqs:
@@ -71,7 +71,7 @@ def work_of(plan: StepPlan, logit_rows: int) -> StepWork:
         asked, asked_keys = plan.num_tokens, keys
         if len(rows) <= logit_rows:
             asked, asked_keys = len(rows), int(np.sum(plan.positions[rows] + 1))
-    counts = plan.num_tokens, plan.num_seqs, keys, sampled + sum(scored), sampled, total
+    counts = plan.num_tokens, plan.num_seqs, keys, sampled + scored, sampled, total
     return StepWork(*counts, asked, asked_keys, columns)
 
 
