@@ -246,7 +246,7 @@ class Rates:
     pooled: Array
     pooled_drawn: Array
     problems: int
-    tells_noise: bool  # False: neither equal work nor enough seeds, so nothing is certain
+    tells_noise: bool  # False: neither equal work of a seed nor seeds enough: nothing is certain
 
     @property
     def peak(self) -> Interval:
@@ -348,7 +348,8 @@ def draw_rates(
         pooled=(sums[0] @ together) / (sums[1] @ together),
         pooled_drawn=(weighed @ together) / (spent @ together),
         problems=problems,
-        tells_noise=noise.is_known or index.groupby(by).size().min() >= FEWEST_SEEDS,
+        tells_noise=bool(noise.is_known and common)
+        or index.groupby(by).size().min() >= FEWEST_SEEDS,
     )
 
 
