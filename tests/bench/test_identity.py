@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from workbench.bench import identity
 from workbench.bench.identity import REAL_SETTINGS, Setting, compare, equal_share, nodes_of, search
+from workbench.bench.record import Row
 from workbench.bench.search import make_workload
+from workbench.errors import BrokenLaw
 from workbench.experiments.runs import sweep_problems
 from workbench.kernels.isa import ISA, host_sets
 
@@ -49,6 +52,16 @@ def test_one_changed_token_score_or_lost_node_is_seen(tree):
     assert equal_share(tree, dict(tree)) == 1
     for other in (token, scored, lost):
         assert equal_share(tree, other) == equal_share(other, tree) == 1 - 1 / len(tree)
+
+
+def test_a_difference_is_a_failure_after_all_rows(monkeypatch):
+    """Guards the exit status of a run that finds one."""
+    told = [Row("identical@a", 1.0, "fraction"), Row("identical@b", 0.97, "fraction")]
+    monkeypatch.setattr(identity, "compare", lambda *_: iter([*told, Row("base@c", 9.0, "nodes")]))
+    rows = identity.run()
+    assert len([next(rows) for _ in range(3)]) == 3
+    with pytest.raises(BrokenLaw, match="differ: identical@b"):
+        next(rows)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 from workbench.bench import serve
 from workbench.bench.peers import PeerError
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, RemoteError
 from workbench.models.registry import model_spec
 
 
@@ -183,6 +183,16 @@ def test_arrivals_and_parts() -> None:
             next(serve.run("quick", clients=clients))
 
 
+def test_a_server_that_is_not_there_or_answers_nothing_is_an_error() -> None:
+    """And a peer that was asked for by name has a row that says so."""
+    with pytest.raises(RemoteError, match=r"No server is ready at http://127.0.0.1:9/health"):
+        next(serve.run("quick", url="http://127.0.0.1:9"))
+    with pytest.raises(RemoteError, match="answered none of 2 requests"):
+        serve.require_answers([serve.Answer(0.0)] * 2, "http://there")
+    (row,) = serve.missing(["vllm"])
+    assert row.failed and row.name == "peer@vllm"
+
+
 def test_a_rate_is_one_load_beside_no_closed_loop(monkeypatch) -> None:
     """Guards that rows are named by the rate, and that nothing in process is set against them."""
     asked = list[tuple[float | None, int]]()
@@ -195,6 +205,7 @@ def test_a_rate_is_one_load_beside_no_closed_loop(monkeypatch) -> None:
     monkeypatch.setattr(serve, "engines_of", lambda *_: [engine])
     monkeypatch.setattr(serve, "in_process", lambda *_: None)
     monkeypatch.setattr(serve, "loads", loads)
+    monkeypatch.setattr(serve, "is_ready", lambda url: url == "http://there")
     given = {"clients": "1,4", "rate": 2.5, "url": "http://there", "slo_itl": 0.04}
     rows = {row.name: row for row in serve.run("quick", **given)}
     assert asked == [(None, 1), (2.5, 4 * serve.ROUNDS)]

@@ -211,6 +211,30 @@ def test_a_bench_that_is_broken_off_writes_what_it_measured(bench, capsys):
     assert [row["name"] for row in record["rows"]] == ["decode_b1"]
 
 
+def test_a_whole_record_is_kept_where_the_next_run_fails(bench, capsys):
+    """What the failed one measured lies beside it."""
+
+    def rows():
+        yield Row("decode_b1", 1.0, "tokens/s")
+        raise ConfigError("no weights")
+
+    bench([DECODE])
+    status, record = bench(rows())
+    assert status == 2 and record["mode"]["complete"] and record["rows"][0]["value"] == 12.5
+    beside = Path(capsys.readouterr().out.split("written: ")[-1].strip())
+    assert beside.name == "engine.partial.json"
+    assert json.loads(beside.read_text())["rows"][0]["value"] == 1.0
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch, capsys):
+    def lacking(name):
+        raise ModuleNotFoundError("No module named 'plotly'", name="plotly")
+
+    monkeypatch.setattr("workbench.bench.import_module", lacking)
+    assert main(["bench", "memory"]) == 2
+    assert "bench needs plotly: pip install -e '.[all]'." in capsys.readouterr().err
+
+
 def test_a_study_that_is_broken_off_says_that_it_resumes(monkeypatch, capsys):
     def stopped(*_, **__):
         raise KeyboardInterrupt

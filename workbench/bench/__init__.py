@@ -117,20 +117,24 @@ def measure(
 ) -> list[Row]:
     """Run a benchmark with these options: its rows, each told in a line as soon as it is measured.
 
-    The record is written to the file also of a run that Ctrl-C or SIGTERM breaks off. Raises
-    ConfigError, before it begins, for an option that it does not take.
+    The record is written to the file also of a run that fails, or that Ctrl-C or SIGTERM breaks
+    off; beside it, as .partial.json, where the file has one of a whole run. Raises ConfigError,
+    before it begins, for an option that it does not take and for no place of a file.
     """
     from workbench.bench.record import record, write_record  # noqa: PLC0415 - takes code_of
+    from workbench.search.recording import require_destination  # noqa: PLC0415
 
+    if file:
+        require_destination(file)
     module = import_module(f"workbench.bench.{name}")
     rows: list[Row] = []
     settings = accepted(name, module.run, given)
     mode, complete = mode_of(module, settings), False
-    part = None
+    there: dict[str, Any] = {}
     with suppress(OSError, ValueError, LookupError, TypeError):  # no record is there
-        part = json.loads(Path(file or "").read_text(encoding="utf-8"))["mode"]["part"]
-    if part not in (None, mode.get("part")):
-        raise ConfigError(f"{file} is of --part {part}; name another file.")
+        there |= json.loads(Path(file or "").read_text(encoding="utf-8"))["mode"]
+    if there.get("part") not in (None, mode.get("part")):
+        raise ConfigError(f"{file} is of --part {there['part']}; name another file.")
     code_of(name)  # read before it begins
     # `timeout` sends SIGTERM: the benchmark ends as on Ctrl-C, its rows are written
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -142,8 +146,11 @@ def measure(
     finally:
         signal.signal(signal.SIGTERM, handler)
         if file and rows:
+            place = Path(file)
+            if there.get("complete") and not complete:
+                place = place.with_suffix(".partial.json")
             content = record(name, rows, mode | {"complete": complete})
-            tell(f"written: {write_record(content, file)}")
+            tell(f"written: {write_record(content, place)}")
     return rows
 
 
@@ -157,8 +164,8 @@ def accepted(name: str, measured: Any, given: Mapping[str, Any]) -> dict[str, An
         given["llm"] = given.pop("model")
     for each in given:
         if each not in known:
-            takes = ", ".join(f"--{own}" for own in known)
-            raise ConfigError(f"bench {name} takes no --{each}; it takes {takes}.")
+            no, *takes = (f"--{own.replace('_', '-')}" for own in (each, *known))
+            raise ConfigError(f"bench {name} takes no {no}; it takes {', '.join(takes)}.")
     return known | given
 
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -64,6 +65,7 @@ from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.executor import sample
 from workbench.engine.sampling import rows_of
+from workbench.errors import ConfigError
 from workbench.experiments.provenance import cpu_features
 from workbench.kernels import load_kernels
 from workbench.models.gguf import GGUFFile, TokenizerReader, read_config
@@ -139,6 +141,9 @@ def run(
 ) -> Iterator[Row]:
     """The rows of `workbench bench engine`, each as soon as it is measured."""
     spec, chosen = model_spec(model), chosen_peers(peers)  # refused before anything is measured
+    named = peers not in ("installed", "none")
+    if named and device != "cpu" and {*chosen} != {TRANSFORMERS}:
+        raise ConfigError(f"--peers is {peers!r}; on a GPU {TRANSFORMERS} is the only peer.")
     large = device != "cpu" or spec.parameters() > LARGE
     times = repeats or (REPEATS_LARGE if large else REPEATS)[profile]
     if device == "cpu":
@@ -156,6 +161,9 @@ def run(
         closing(EngineBench(model, works, times, seed, chosen, device)) as bench,
     ):
         yield from engine_rows(bench, measured)
+        for name, (reason, had_begun) in bench.dropped.items():
+            if named or had_begun:
+                yield Row(f"peer@{name}", math.nan, f"failed: {reason}")
 
 
 def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -393,9 +401,9 @@ def chosen_peers(peers: str) -> list[str]:
 class EngineBench:
     """Our engine in each mode beside its peers, of one model on one device; close it when done.
 
-    A peer that is missing or fails is left out with a warning that says why; rows without
-    `transformers` say it too. On a CPU `transformers` always takes part; it is the only peer on a
-    GPU.
+    A peer that is missing or fails is left out with a warning that says why, as `dropped` does (and
+    whether it had begun); rows without `transformers` say it too. On a CPU `transformers` always
+    takes part; it is the only peer on a GPU.
     """
 
     def __init__(
@@ -420,6 +428,7 @@ class EngineBench:
         }
         self.contenders: dict[str, Contender] = {"": self._engine(False)}
         self.labels: dict[str, str] = {}  # peer's name in the rows -> with its version
+        self.dropped: dict[str, tuple[str, bool]] = {}
         if not self.ours("").engine.executor.model.kernels.batch_invariant:
             self.contenders[INVARIANT] = self._engine(True)
         self.modes = [*self.contenders]  # ours: suffixes of rows
@@ -488,6 +497,7 @@ class EngineBench:
         if not isinstance(error, PeerError):
             told = textwrap.shorten(reason, 200, placeholder=" ...")
             reason = f"{type(error).__name__}: {told}"
+        self.dropped[name] = reason, peer is not None
         self.labels.pop(name, None)
         if name == TRANSFORMERS:
             self.labels[name] = f"no {name}: {reason}"

@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 from workbench.bench.record import Row
 from workbench.bench.search import TINY, make_workload, sizes_of
 from workbench.config import POLICIES, SweepConfig
+from workbench.errors import BrokenLaw
 from workbench.experiments.execute import Pair
 from workbench.experiments.memory import ENGINES
 from workbench.experiments.plans import ALL, ELASTIC, TECHNIQUES
@@ -102,9 +103,14 @@ def run(
     seed: int = 0,
     problems: str | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench identity`."""
+    """The rows of `workbench bench identity`. BrokenLaw, after the last, where a node differs."""
     count = (PROFILES if llm == TINY else REAL_PROBLEMS)[profile]
-    yield from compare(*_plan(llm, prm, problems, count), seed)
+    differing = []
+    for row in compare(*_plan(llm, prm, problems, count), seed):
+        differing += [row.name] if row.name.startswith("identical@") and row.value != 1 else []
+        yield row
+    if differing:
+        raise BrokenLaw(f"Tokens or scores differ: {', '.join(differing)}.")
 
 
 def mode_of(settings: dict[str, Any]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
             split = json.dumps({"shares": {models[0]: share, models[1]: 1 - share}}).encode()
             headers = {"Content-Type": "application/json"} | serve.authorization()
             asked_for = urllib.request.Request(f"{url}/arena/split", split, headers)
-            urllib.request.urlopen(asked_for).close()
+            serve.DIRECT(asked_for).close()
             asked = [
                 plan.bodies(m, count * plan.rounds, 10 * step + k)
                 for k, (m, count) in enumerate(zip(models, plan.split_clients))

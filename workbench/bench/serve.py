@@ -32,7 +32,7 @@ import tempfile
 import time
 import urllib.request
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, product
@@ -51,7 +51,7 @@ from workbench.config import EngineConfig
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, RemoteError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import MarginalValue
 from workbench.models.registry import DUMMY, model_spec
@@ -72,6 +72,7 @@ COMPARED = (RATE, "ttft_p95", "itl_p95")  # with peers
 UNITS = {RATE: "tokens/s", "goodput": "requests/s"}
 FAST = "Q4_0"  # of its formats the one that llama.cpp decodes fastest
 START_SECONDS = 900.0  # until a server is ready: vLLM compiles
+ANSWER_SECONDS = 900.0  # to a whole answer, after which it counts as lost
 OURS = "import sys; from workbench.cli import main; sys.exit(main())"
 LLAMA_CPP = """
 import json, sys, time, xllamacpp
@@ -145,7 +146,8 @@ def run(
     check_choice("part", part, ("distinct", "shared", "two"))
     counts, two, slo = counts_of(clients, rate), part == "two", (slo_ttft, slo_itl)
     models, most = (model, f"{DUMMY}{model}") if two else (model,), max(counts.values())
-    chosen = [] if two else [name for name in chosen_peers(peers) if name != TRANSFORMERS]
+    chosen = servers(peers, two)
+    require_server(url)
     engines = engines_of(models, most)
     random = np.random.default_rng(seed)
     prefix = random.integers(0, engines[0].tokenizer.vocab_size, SHARED)
@@ -183,6 +185,7 @@ def run(
                 answers, health = asyncio.run(loads(where, bodies(asked), *how))
                 own.answers.append([*chain(*answers)])
                 own.health += health
+            require_answers(found[label][""].answers[-1], urls[""])
     for label, each in found.items():
         suffix = f"{'two_' * two}{label}"
         yield from rows_of(each[""], each.get(ALONE), ALONE, suffix)
@@ -196,6 +199,8 @@ def run(
             )
             row = f"over_sequential_{suffix}"
             yield median_row(row, gains, "ratio", peer=ALONE, peers=alone, **ENDS)
+    lacking = [name for name in chosen if not any(label.startswith(name) for label in urls)]
+    yield from missing(lacking if peers != "installed" else ())
 
 
 def counts_of(clients: str, rate: float | None) -> dict[str, int]:
@@ -204,6 +209,22 @@ def counts_of(clients: str, rate: float | None) -> dict[str, int]:
         raise ConfigError(f"clients is {clients!r}; allowed: whole numbers from 1 and commas: 1,4.")
     counts = {f"c{each}": int(each) for each in clients.split(",")}
     return counts if rate is None else {f"rate{rate:g}": max(counts.values())}
+
+
+def servers(peers: str, two: bool) -> list[str]:
+    """The names of --peers that serve; ConfigError for one that was named and does not."""
+    names = chosen_peers(peers)
+    found = [name for name in names if not (two or name == TRANSFORMERS)]
+    if peers != "installed" and found != names:
+        wrong = "beside two models there is no peer" if two else f"{TRANSFORMERS} is no server"
+        raise ConfigError(f"--peers is {peers!r}; {wrong}.")
+    return found
+
+
+def missing(names: Iterable[str]) -> Iterator[Row]:
+    """Rows of peers that were asked for by name."""
+    for name in names:
+        yield Row(f"peer@{name}", math.nan, "failed: did not start; the warning says why")
 
 
 def engines_of(models: Sequence[str], most: int) -> list[Engine]:
@@ -356,10 +377,30 @@ def served(command: Command) -> Iterator[str]:
                 server.wait()
 
 
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # as the loads are asked
+
+
+def require_server(url: str | None) -> None:
+    """ConfigError for an address that cannot be asked, RemoteError where no server is ready."""
+    if url is None:
+        return
+    place = urlsplit(url)
+    if place.scheme != "http" or not place.hostname:
+        raise ConfigError(f"--url is {url!r}; give http://HOST:PORT.")
+    if not is_ready(url):
+        raise RemoteError(f"No server is ready at {url}/health.")
+
+
+def require_answers(answers: Sequence[Answer], url: str | None) -> None:
+    """RemoteError where a server answered none of what it was asked."""
+    if not any(answer.chunks for answer in answers):
+        raise RemoteError(f"{url} answered none of {len(answers)} requests.")
+
+
 def is_ready(url: str) -> bool:
     """Whether /health says so."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+        with DIRECT(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
@@ -368,7 +409,7 @@ def is_ready(url: str) -> bool:
 def metrics_of(url: str, *names: str) -> list[float]:
     """What a server's /metrics says of each, over all its labels. names: regular expressions."""
     asked = urllib.request.Request(f"{url}/metrics", headers=authorization())
-    with urllib.request.urlopen(asked) as answer:
+    with DIRECT(asked) as answer:
         text = answer.read().decode()
     lines = (rf"^{name}(?:\{{.*\}})? (\S+)$" for name in names)
     return [sum(map(float, re.findall(line, text, re.MULTILINE))) for line in lines]
@@ -468,8 +509,8 @@ async def ask(url: str, body: dict[str, object]) -> Answer:
         _, client = await loop.create_connection(
             lambda: _Client(answer, (head + text).encode()), host, port
         )
-        await client.ended
-    except OSError:
+        await asyncio.wait_for(client.ended, ANSWER_SECONDS)
+    except OSError:  # TimeoutError, too
         answer.ended = time.perf_counter()
     return answer
 

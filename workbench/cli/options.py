@@ -138,6 +138,12 @@ def command(verb: Verb, resumable: bool = False) -> Verb:
             print(f"{context.command_path}: {problem}", file=sys.stderr)
             stopped = isinstance(problem, NotebookError | StepError | WorkerError | BrokenLaw)
             raise typer.Exit(FAILED if stopped else BAD_INPUT) from problem
+        except ModuleNotFoundError as problem:
+            if debug or (problem.name or "workbench").startswith("workbench"):
+                raise
+            print(f"{context.command_path} needs {problem.name}: pip install -e '.[all]'.",
+                  file=sys.stderr)  # fmt: skip
+            raise typer.Exit(BAD_INPUT) from problem
 
     called.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     called.__annotations__ = {each.name: each.annotation for each in taken}

@@ -85,6 +85,7 @@ def figures(
     configs = {stem: config_of(stem, profile, given[stem]) for stem in given if stem in MEASURING}
     reads = [configs[stem] for stem in given if stem in OF_SWEEP]
     config = reads[0] if reads else sweep_config(profile)
+    _check_plans(profile, given)
     if dry_run:
         hands = usable_cores() if on.name == PROCESSES else 1
         _print_left(config, configs, given, runs, how, on.workers or hands)
@@ -102,10 +103,10 @@ def figures(
         terminal().print(text, style="red", markup=False)
         raise Exit(options.FAILED)
     began = time.time()
+    problems = sweep is not None and _print_problems(sweep.all_runs)
     executed = notebooks.run_notebooks(
         names or None, profile, passed, out, environment=on.environment
     )
-    problems = sweep is not None and _print_problems(sweep.all_runs)
     for stem, found in _previews(configs, given, runs, how | {"retry_failed": False}):
         for name in found.runs.loc[found.runs["status"] == "failed", "name"]:
             terminal().print(f"failed: {stem}: {name}", style="yellow", markup=False)
@@ -143,6 +144,20 @@ def config_of(stem: str, profile: str, given: Mapping[str, Any]) -> SweepConfig:
     if stem == COMPARED:  # whose plan says how many problems each number of beams has
         own["num_problems"] = None
     return sweep_config(profile, **own)
+
+
+def _check_plans(profile: str, given: Mapping[str, Mapping[str, Any]]) -> None:
+    """ConfigError for what the plan of a notebook does not allow, before the first run."""
+    from workbench.experiments import plans
+    from workbench.experiments.sensitivity import Base
+
+    kinds = {BATCHING: plans.BatchPlan, ABLATION: plans.AblationPlan,
+             COMPARED: plans.StrategyPlan, OPTIMISATION: plans.PolicyPlan}  # fmt: skip
+    for stem in kinds.keys() & given.keys():
+        plans.plan_of(kinds[stem], profile, given[stem])
+    if MISSING in given:
+        own = given[MISSING]
+        Base.of(own["asked"], own["rounds"], own["replays"]).replays_left(profile, own["values"])
 
 
 def _print_left(

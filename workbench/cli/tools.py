@@ -356,14 +356,14 @@ def serve(
 Measured = Annotated[dict[str, Any], [
     option("profile", Literal["quick", "default", "full"], "repeats or problems", "default"),
     option("model", str, "what is measured (default: tiny-solver)"),
-    option("llm", str, "search, identity, reenact: generator (default: tiny-solver)"),
-    option("prm", str, "search, identity, reenact, prm: reward model (default: tiny-prm)"),
+    option("llm", str, "search, identity, reenact: generator (default: the tiny one)"),
+    option("prm", str, "search, identity, reenact, prm: reward model (default: as the LLM)"),
     option("data", str, "prm: a .jsonl file as ProcessBench's (default: the tiny family)"),
     option("prm_format", str, "prm: how it is asked (default: as its name tells)"),
     option("critiques", int, "prm: of a verifier that writes them, a step", min=1),
     option("critique_tokens", int, "prm: of a critique, at most", min=1),
     option("problems", str, "search, identity: file (default: by the models)"),
-    option("seed", int, "where the bench takes one (default: 0)"),
+    option("seed", int, "where the bench takes one (default: 0)", min=0),
     option("seeds", int, "search: how many, not the profile's number", min=1),
     option("repeats", int, "engine, kernels, replay, serve, search --peer", min=1),
     option("minutes", float, "soak: how long (default: the profile's, 20)", min=0),
@@ -392,7 +392,8 @@ def bench(
 ) -> None:
     """Measure speed, search quality, sameness or endurance.
 
-    Prints each row as it is measured; --json FILE also keeps those of a run that was interrupted.
+    Prints each row as it is measured (serve, search, prm, memory, soak and replay: at the end);
+    --json FILE also keeps those of a run that was interrupted.
     """
     if isa is not None and name != "stale":
         from workbench.kernels.isa import environment

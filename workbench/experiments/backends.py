@@ -93,9 +93,9 @@ class Group:
         """
         if is_replayed(self.identity.llm) or next(iter(self.runs)).role == COUNTED:
             return None
-        own = [self.store.stored(*run) for run in self.runs.items()]  # by a worker that died
+        own = [at for at, _ in self.places.values() if at.exists()]  # by a worker that died
         here = describe(machine_facts(next(iter(self.runs)).config.device))
-        other = (each for each in own if each and each not in alike and held(each))
+        other = (each for each in own if each not in alike and held(each))
         for folder in (*(each for each in self.beside if each not in alike), *other):
             row = read_run(folder)
             if row["status"] == FINISHED and row["machine"] != here:

@@ -143,6 +143,9 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     """
     speed, peak, same = read_split(rows)
     shares = speed.index
+    if not shares.min() - 1e-9 <= THESIS_SHARE <= shares.max() + 1e-9:
+        why = f"{THESIS_SHARE:g} lies outside the shares that ran"
+        return Claim("C1", CLAIMS["C1"][0], UNTESTED, why, "")
     below, above = shares[shares < THESIS_SHARE - 1e-9], shares[shares > THESIS_SHARE + 1e-9]
     narrow = below.max() <= peak["low"] and peak["high"] <= above.min()
     inside = shares.min() < peak["low"] and peak["high"] < shares.max()
@@ -350,7 +353,10 @@ def batching_claim(rows: pd.DataFrame) -> Claim:
     """C7, of rows of plots.modifications, by the whole interval of the gain; of a loss, why. Not
     tested where the work was the same: no problem waited for another's end.
     """
-    gain = rows[(rows["metric"] == "gain") & (rows["setting"] == plans.BATCHED[1])].iloc[0]
+    gains = rows[(rows["metric"] == "gain") & (rows["setting"] == plans.BATCHED[1])]
+    if gains.empty:
+        return Claim("C7", CLAIMS["C7"][0], UNTESTED, "no run of both ways finished", "")
+    gain = gains.iloc[0]
     if gain["low"] == gain["high"] == 1:
         why = "both did the same work: no problem waited for another's end"
         return Claim("C7", CLAIMS["C7"][0], UNTESTED, why, "")
@@ -564,10 +570,10 @@ def rungs_in_words(split: pd.DataFrame) -> str:
         overlap = "overlaps" if max(low, first) <= min(high, last) else "does not overlap"
         alike = "agrees" if order >= AGREE else "differs"
         ranks = f"the order of shares {alike} (Spearman's rank correlation {order:.2f})"
-        if pd.isna(order):
-            ranks = "the shares have no order to compare: on one of the two all do the same work"
-        elif len(rates[str(other)]) < FEW:
+        if len(rates[str(other)]) < FEW:
             ranks = "too few shares were tried there for an order"
+        elif pd.isna(order):
+            ranks = "the shares have no order to compare: on one of the two all do the same work"
         told.append(
             f"on {pair_in_words(str(other))}, {first:.2f} to {last:.2f}, which {overlap}, and "
             f"{ranks}"

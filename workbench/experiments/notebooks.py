@@ -57,9 +57,8 @@ def _assigned(source: str) -> dict[str, Any]:
     return {each.id: ast.literal_eval(to) for each, to in pairs if isinstance(each, ast.Name)}
 
 
-def check_parameters(cells: Sequence[str] | None = None) -> set[str]:
-    """Refuse an unknown parameter from within a notebook, in one of its first cells; returns those
-    that were set to others than the notebook's own values.
+def check_parameters(cells: Sequence[str] | None = None) -> None:
+    """Refuse an unknown parameter from within a notebook, in one of its first cells.
 
     papermill puts its own cell right after the parameters cell and accepts any name there.
     cells: the sources run so far; by default those of the running notebook.
@@ -69,13 +68,11 @@ def check_parameters(cells: Sequence[str] | None = None) -> set[str]:
 
         shell = get_ipython()
         cells = () if shell is None else shell.user_ns["In"]
-    changed = set[str]()
     for before, injected in pairwise(cells):
         if injected.startswith(INJECTED):
-            own, given = _assigned(before), _assigned(injected)
-            require_known(given, list(own), "This notebook", "parameter")
-            changed |= {name for name, value in given.items() if value != own[name]}
-    return changed
+            require_known(
+                _assigned(injected), list(_assigned(before)), "This notebook", "parameter"
+            )
 
 
 def parameters_of(files: Iterable[Path], given: Iterable[str]) -> dict[Path, dict[str, Any]]:

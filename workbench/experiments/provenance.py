@@ -82,7 +82,8 @@ def unpacked(where: Path, commit: str, *files: str) -> Iterator[Path | None]:
             yield None
             return
         with tarfile.open(archive) as opened:
-            opened.extractall(folder, filter="data")
+            opened.extraction_filter = getattr(tarfile, "data_filter", None)  # from 3.11.4 on
+            opened.extractall(folder)
         yield Path(folder)
 
 

@@ -208,6 +208,8 @@ def losses(split: pd.DataFrame, lost: pd.DataFrame) -> Named:
     more -= more.loc[base]
     for share in map(float, rate.index[[0, -1]].difference([*alike, *fastest, base])):
         loss, low, high = 100 - 100 * rate.loc[share, ["ratio", "ratio_high", "ratio_low"]]
+        if loss <= 0:
+            continue
         bounds = "no interval kept" if pd.isna(low + high) else f"95 %: {low:.1f} to {high:.1f} %"
         own = more.loc[share] / more.loc[share].sum()
         again = own.reindex(LOST).sum()

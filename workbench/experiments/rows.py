@@ -18,7 +18,7 @@ import pandas as pd
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments import plans, settings, statistics
 from workbench.experiments.execute import DEVICE, rung_answers
-from workbench.experiments.memory import ENGINES, feasibility
+from workbench.experiments.memory import ENGINES
 from workbench.experiments.plans import BATCHED, BESIDE, LAST_TWO, NONE
 from workbench.experiments.provenance import counted
 from workbench.experiments.runs import FINISHED, INFEASIBLE, RunTables
@@ -152,11 +152,13 @@ def rates_of(sweep: RunTables) -> dict[str, Rates]:
 
 
 def block_rows(sweep: RunTables, llm_share: float, beside: tuple[float, ...] = ()) -> pd.DataFrame:
-    """Rows of plots.prm_blocks, of the first seed's run at a share. beside: other shares whose
-    figures are to have the same axes.
+    """Rows of plots.prm_blocks, of the run at a share, of the first seed that the share and those
+    beside it have. beside: other shares whose figures are to have the same axes.
     """
-    seed, drawn = int(sweep.runs["seed"].min()), {}
-    for share in (llm_share, *beside):
+    shares, drawn = (llm_share, *beside), {}
+    at = [sweep.runs.loc[np.isclose(sweep.runs["llm_share"], share), "seed"] for share in shares]
+    seed = min(set.intersection(*map(set, at)) or set(sweep.runs["seed"]))
+    for share in shares:
         steps = sweep.table("steps", llm_share=share, seed=seed)
         prm = steps[steps["engine"] == "prm"].sort_values("start_s", ignore_index=True)
         if prm.empty:
@@ -302,8 +304,10 @@ def batch_rows(study: Any, model: str) -> pd.DataFrame:
 
 def balance_rows(sweep: RunTables, cells: pd.DataFrame) -> pd.DataFrame:
     """Rows of plots.balance: steps a second of both models over the split, and wasted blocks."""
-    keys, busy = ["run_id", "problem_id"], list[Row]()
-    steps = sweep.table("nodes").groupby(keys).size().rename("steps").reset_index()
+    keys, busy, nodes = ["run_id", "problem_id"], list[Row](), sweep.table("nodes")
+    if nodes.empty:
+        raise RunStoreError("Replays sample no nodes, so no steps to be counted: pick a search.")
+    steps = nodes.groupby(keys).size().rename("steps").reset_index()
     seconds = sweep.runs[["run_id", "wall_s", *(f"{model}_busy_s" for model in ENGINES)]]
     problems = sweep.table("problems").merge(seconds, on="run_id").merge(steps, on=keys)
     for (share, own), model in product(problems.groupby("llm_share"), ENGINES):
@@ -689,13 +693,15 @@ def pressure_rows(sweep: Any) -> pd.DataFrame:
 
     The working set is the peak of active blocks where a model has the most room.
     """
-    steps, config = sweep.table("steps"), sweep.config
+    steps, size = sweep.table("steps"), sweep.config.block_size
     most = steps.groupby("engine")["blocks_total"].transform("max")
     need = steps[steps["blocks_total"] == most].groupby("engine")["blocks_active"].max()
-    rows = pd.DataFrame(list(product(COMPARED_SHARES, ENGINES)), columns=["llm_share", "model"])
-    rows["need"] = rows["model"].map(need * config.block_size)
-    fits = [feasibility(settings.RunSpec(config, share, 0)) for share in COMPARED_SHARES]
-    rows["room"] = [at.blocks(model) * config.block_size for at in fits for model in ENGINES]
+    ran = sweep.runs.drop_duplicates("llm_share")
+    near = ran["llm_share"].map(lambda share: np.isclose(share, COMPARED_SHARES).any())
+    ran = ran[near] if near.any() else ran
+    rows = pd.DataFrame(list(product(ran["llm_share"], ENGINES)), columns=["llm_share", "model"])
+    rows["need"] = rows["model"].map(need * size)
+    rows["room"] = ran[[f"{model}_kv_tokens" for model in ENGINES]].to_numpy().ravel()
     return rows.assign(ratio=rows["need"] / rows["room"], rung=rung(sweep.runs))
 
 
@@ -705,12 +711,15 @@ def on_rungs(
     """Rows of a figure with a panel for each rung: a view of each study, or what is committed of
     this figure, with a column rung.
     """
-    parts = [
-        each.figure(figure)[0]
-        if isinstance(each, Committed)
-        else view(each).assign(rung=rung(each.runs))
-        for each in studies
-    ]
+    parts = []
+    for each in studies:
+        if isinstance(each, Committed):
+            parts.append(each.figure(figure)[0])
+        elif each.runs.empty:
+            reasons = "; ".join(sorted(set(each.all_runs["error"].dropna())))
+            raise RunStoreError(f"No run of {figure} finished: {reasons or 'none is stored'}.")
+        else:
+            parts.append(view(each).assign(rung=rung(each.runs)))
     return pd.concat(parts, ignore_index=True)
 
 

@@ -50,6 +50,7 @@ CONFIG = "config.json"
 TEMPORARY = ".tmp-"
 Row = dict[str, Any]
 Folders = str | Path | Iterable[str | Path]
+Named = dict[str, list[Path]]
 
 # -- what a run depends on beside its settings --
 
@@ -165,14 +166,23 @@ class RunStore:
         """Where a run is written."""
         return self.root / f"{spec.name}-{spec.fingerprint(identity)}"
 
-    def stored(self, spec: RunSpec, identity: Identity, stale_ok: bool = False) -> Path | None:
-        """The folder of a run; stale_ok: where there is none, that of its like of other code."""
+    def stored(self, spec: RunSpec, identity: Identity, named: Named | None = None) -> Path | None:
+        """The folder of a run. named: where there is none, that of its like of other code."""
         if (own := self.folder(spec, identity)).exists():
             return own
-        return self.stale(spec, identity) if stale_ok else None
+        return None if named is None else self.stale(spec, identity, named)
 
-    def stale(self, spec: RunSpec, identity: Identity) -> Path | None:
-        """The finished run that differs from this one in its code alone; of several the newest."""
+    def by_name(self) -> Named:
+        """Every run folder by its run's name, for many to be looked up."""
+        found: Named = {}
+        for folder in self.folders():
+            found.setdefault(folder.name.rpartition("-")[0], []).append(folder)
+        return found
+
+    def stale(self, spec: RunSpec, identity: Identity, named: Named) -> Path | None:
+        """The finished run that differs from this one in its code alone; of several the newest.
+        named: as of by_name.
+        """
 
         def but_code(parameters: Row, role: str, identity: Row, **_: Any) -> str:
             """The fingerprint without the code, or what older runs have in its place."""
@@ -180,12 +190,11 @@ class RunStore:
             return fingerprint_of(parameters, role, parts)
 
         own, found = but_code(spec.parameters, spec.role, asdict(identity)), []
-        for folder in self.folders():
-            if folder.name.rpartition("-")[0] == spec.name:
-                row = _row_or_reason(folder)
-                with suppress(RunStoreError, TypeError):  # its settings cannot be read
-                    if row["status"] == FINISHED and but_code(**read_config(folder)) == own:
-                        found.append((row["written_at"], folder))
+        for folder in named.get(spec.name, ()):
+            row = _row_or_reason(folder)
+            with suppress(RunStoreError, TypeError):  # its settings cannot be read
+                if row["status"] == FINISHED and but_code(**read_config(folder)) == own:
+                    found.append((row["written_at"], folder))
         return max(found)[1] if found else None
 
     def write(self, spec: RunSpec, identity: Identity, outcome: Outcome) -> Path:
@@ -511,7 +520,8 @@ def _unpack(source: Path, target: Path) -> None:
                         f"{', '.join(sorted(FILES))}."
                     )
                 held.append(each)
-            archive.extractall(target, held, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # from 3.11.4 on
+            archive.extractall(target, held)
     except (*DAMAGED, OSError) as problem:
         raise RunStoreError(
             f"{source.name} cannot be unpacked ({problem}); it is damaged or no run archive. "
@@ -539,7 +549,8 @@ COUNTS = {
     "recomputed_tokens": ("recomputed_tokens", "", 1),
 }
 """Counts of each model: a column of `runs` over another, or the sum; times a number."""
-OF_MEMORY = ("llm_share", "total_memory", "seed", "repeat", "setting")
+OF_MEMORY = ("llm_share", "total_memory", "seed", "repeat", "setting", "kv_share", "kv_bytes",
+             "budget")  # fmt: skip
 """Settings that say how much room there is, or which run it is."""
 
 

@@ -9,15 +9,15 @@ replay but arithmetic over those of what is taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from workbench.config import SweepConfig, format_size, parse_size, require_known
+from workbench.config import Range, SweepConfig, check, format_size, parse_size, require_known
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.backends import Backend
 from workbench.experiments.export import read_figure
@@ -199,8 +199,11 @@ class Base:
     """
 
     asked: Question = ASKED
-    rounds: int | None = None
-    replays: int = 6
+    rounds: Annotated[int | None, Range(2)] = None
+    replays: Annotated[int, Range(3)] = 6
+
+    def __post_init__(self) -> None:
+        check(self)
 
     @property
     def depth(self) -> str:
@@ -266,6 +269,9 @@ class Base:
     @classmethod
     def of(cls, asked: Mapping[str, Any], rounds: int | None, replays: int | None) -> Base:
         """What is compared with, with some fields of its question set otherwise; None: as usual."""
+        if not isinstance(asked, Mapping):
+            raise ConfigError(f"asked is {asked!r}; allowed: fields of a question, by their names.")
+        require_known(asked, [each.name for each in fields(Question)], "A question", "field")
         return cls(replace(ASKED, **asked), **overridden({"rounds": rounds, "replays": replays}))
 
     def replays_left(self, profile: str, wanted: Sequence[str] | None = None) -> list[float]:
@@ -282,7 +288,7 @@ class Base:
             except ConfigError:  # more than can be asked: a row says so
                 continue
             each = replay_seconds(asked.problems, asked.n, self.steps(setting))
-            seconds += [each] * (max(self.replays, 3) + 1)  # shares, and memory without limit
+            seconds += [each] * (self.replays + 1)  # shares, and memory without limit
         return seconds
 
     def rows(self, wanted: Sequence[str] | None = None) -> pd.DataFrame:
@@ -310,6 +316,8 @@ class Base:
 def _tried(wanted: Sequence[str] | None) -> list[tuple[str, Setting]]:
     """What is taken, then the settings tried of these values (None: all); with a value's name."""
     known = {value.name: value.tried for value in values()}
+    if isinstance(wanted, str):
+        raise ConfigError(f"values is {wanted!r}; allowed: a list of names.")
     require_known(wanted or (), list(known), "The study", "missing value")
     others = [(name, setting) for name in wanted or known for setting in known[name]]
     return [(TAKEN, Setting(TAKEN)), *others]

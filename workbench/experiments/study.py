@@ -146,7 +146,12 @@ def run_study(
     """
     store = RunStore(Path(runs_folder() if runs_dir is None else runs_dir).absolute())
     known = _identities(specs, identity)
-    found = [store.stored(spec, known(spec), stale_ok) for spec in specs]
+
+    def look() -> list[Path | None]:
+        named = store.by_name() if stale_ok else None
+        return [store.stored(spec, known(spec), named) for spec in specs]
+
+    found = look()
     if compute:
         store.clear_leftovers()
         there = {spec: held(at, retry_failed) for spec, at in zip(specs, found)}
@@ -167,7 +172,7 @@ def run_study(
                 answered[spec] = now
                 if now == spec.config.num_problems:
                     bar.set_postfix_str(spec.name)
-        found = [store.stored(spec, known(spec), stale_ok) for spec in specs]
+        found = look()
     return Study(
         config,
         tuple(folder for folder in found if folder is not None),
@@ -215,11 +220,14 @@ def run_policies(
 
 def working_set_of(runs: pd.DataFrame) -> plans.WorkingSet:
     """Of the first seed's uncapped search; the longest sequence is that of all such searches."""
-    done = runs[(runs["status"] == FINISHED) & (runs["role"] == settings.REFERENCE)]
-    done = done[done["technique"] == NONE].sort_values("seed")
-    if done.empty:
-        reasons = "; ".join(sorted(set(runs["error"].dropna().astype(str))))
-        raise RunStoreError(f"No search with memory uncapped finished: {reasons}.")
+    own = runs[(runs["role"] == settings.REFERENCE) & (runs["technique"] == NONE)]
+    done = own[own["status"] == FINISHED].sort_values("seed")
+    if done.empty or len(done) < len(own):
+        reasons = "; ".join(sorted(set(own["error"].dropna().astype(str))))
+        raise RunStoreError(
+            f"{len(own) - len(done)} of {len(own)} searches with memory uncapped, which tell the "
+            f"working set, did not finish: {reasons}. --retry-failed repeats those that failed."
+        )
     llm, prm = (int(done.iloc[0][f"{model}_active_bytes"]) for model in ENGINES)
     return plans.WorkingSet(llm, prm, longest=int(done["longest"].max()))
 
@@ -372,11 +380,11 @@ class Preview:
         stale = self.runs["stale"].dropna()
         if stale.empty:
             return text
-        commit = stored.read_run(stale.iloc[0])["git_commit"] or "COMMIT"
-        return (
-            f"{text} {len(stale)} of them are stored of other code: `--at {commit[:12]}` goes on "
-            "with that code, `--stale ok` takes them beside runs of this."
-        )
+        text += f" {len(stale)} of them are stored of other code: "
+        first = stored.read_run(stale.iloc[0])
+        if first["git_commit"] and not first["git_dirty"]:
+            text += f"`--at {first['git_commit'][:12]}` goes on with that of {first['run_id']}, "
+        return f"{text}`--stale ok` takes them beside runs of this."
 
 
 def preview(
@@ -393,25 +401,26 @@ def preview(
     """
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
     specs = plans.split_runs(config) if specs is None else specs
-    known, seconds = _identities(specs, None), seconds_per_problem(config, store)
-    each = seconds or plans.SECONDS_PER_PROBLEM.get(config.problems, 1.5)
-    rows = []
+    known, rows, named = _identities(specs, None), [], store.by_name()
     for spec in specs:
         own, fits = store.stored(spec, known(spec)), feasibility(spec)
         status = held(own, retry_failed)
-        stale = None if status or not fits.fits else store.stale(spec, known(spec))
+        stale = None if status or not fits.fits else store.stale(spec, known(spec), named)
         if stale is not None and stale_ok and own is None:
             status, stale = f"{FINISHED}, other code", None
         status = status or (TO_RUN if fits.fits else stored.INFEASIBLE)
         cost = PROBLEMS_PER_CELL.get(spec.role) or plans.COST.get(spec.setting, 1.0)
         cost *= spec.config.n / config.n
-        seconds_left = each * cost * spec.config.num_problems * (status == TO_RUN)
+        cost *= spec.config.num_problems * (status == TO_RUN)
         row = {name: getattr(spec, name) for name in ("name", "role", "llm_share", "seed")}
         row |= {f"{engine}_blocks": fits.blocks(engine) for engine in ENGINES}
         row |= {"status": status, "lacks_bytes": sum(fits.columns.values())}
-        rows.append(row | {"expected_s": seconds_left, "stale": stale})
+        rows.append(row | {"expected_s": cost, "stale": stale})
+    runs = pd.DataFrame(rows)
+    seconds = seconds_per_problem(config, store) if runs["expected_s"].any() else None
+    runs["expected_s"] *= seconds or plans.SECONDS_PER_PROBLEM.get(config.problems, 1.5)
     ends = shares_of(config, None if config.activations_in_total else (0, 0))
-    return Preview(pd.DataFrame(rows), ends, seconds is not None)
+    return Preview(runs, ends, seconds is not None)
 
 
 def policies_planned(
@@ -441,8 +450,9 @@ def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
     if "wall_s" not in runs:  # cells of the batching study search nothing
         return None
     like = {"llm": config.llm, "prm": config.prm, "n": config.n, "status": FINISHED}
-    like["machine_cpu"] = machine_facts()["cpu"]
+    like |= {"device": config.device, "machine_cpu": machine_facts()["cpu"]}
     own = (runs[list(like)] == like).all(axis=1) & runs["role"].isin((MEASURE, TIGHT))
+    own &= runs.reindex(columns=["rung"])["rung"].isna()  # a replay's seconds are simulated
     runs = runs[own & runs["wall_s"].notna()]
     return float((runs["wall_s"] / runs["num_problems"]).median()) if len(runs) else None
 
@@ -526,7 +536,7 @@ def provenance_of(
         if is_replayed(at):
             said = NOTHING_WAS_RUN.format(SEARCHED if at == settings.RECORDED else DRAWN)
             note += f"{study.config.min_problem_batch} problems in flight. {said}"
-            note = f"{told(study)} {said}" if told else note
+            note = f"{study.failures}{told(study)} {said}" if told else note
         else:
             note = told(study) if told else f"{note}{noise_of(study.all_runs)}."
             last = [CARRIES_OVER]
