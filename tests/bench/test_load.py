@@ -51,3 +51,6 @@ def test_plans_are_checked() -> None:
     """A value that is none is refused by name."""
     with pytest.raises(ConfigError, match="rounds"):
         replace(PLAN, rounds=0)
+    for name, wrong in {"offered": (), "clients": (4, 0), "shares": (-0.1,)}.items():
+        with pytest.raises(ConfigError, match=f"{name} is .*one or more, each above 0"):
+            replace(PLAN, **{name: wrong})

@@ -214,6 +214,12 @@ def test_a_dry_run_counts_no_replay_that_is_stored(tmp_path, capsys):
         (["-p", "sharess=[0.3]"], "Did you mean 'shares'"),
         (["77"], "no notebook '77'"),
         (["--profile", "quick", "-p", "num_problem=2"], "Did you mean 'num_problems'"),
+        (["08", "-p", "budgets=[0]"], "budgets"),
+        (["11", "-p", "beam_counts=16"], "beam_counts is 16"),
+        (["09", "-p", "asked={in_flght: 24}"], "Did you mean 'in_flight'"),
+        (["09", "-p", "asked=5"], "asked is 5"),
+        (["09", "-p", "rounds=1"], "rounds is 1"),
+        (["09", "-p", "values=GPU"], "values is 'GPU'; allowed: a list of names"),
     ],
 )
 def test_what_no_notebook_has_is_refused_before_anything_runs(words, said, how, calls, capsys):
@@ -262,6 +268,14 @@ def test_a_failed_run_of_another_study_is_named_and_repeated(calls, tmp_path, ca
     assert main([*words, "--retry-failed"]) == 1
     passed = [given for name, given in calls if name == "run_notebooks"][-1][2]
     assert passed == {"runs_dir": str(tmp_path), "retry_failed": True}
+
+
+def test_a_failed_replay_is_named_and_no_success(calls, monkeypatch, capsys):
+    told = [("replayed 1B + 8B (05)", 2, 0, 0.0, "failed: split-0.300-seed0; ")]
+    monkeypatch.setattr("workbench.cli.study._replays_left", lambda *_: told)
+    assert main(["figures", "05", "--profile", "quick"]) == 1
+    shown = capsys.readouterr().out
+    assert "failed: split-0.300-seed0; replayed 1B + 8B (05)" in shown and "--retry-fail" in shown
 
 
 def test_figures_of_ones_own_are_told_beside_committed_ones(monkeypatch, tmp_path, capsys):

@@ -103,6 +103,20 @@ def test_what_is_left_of_the_study_is_counted(study, root, tmp_path):
         assert str(preview(CONFIG, place, specs=specs)).startswith(left)
 
 
+def test_one_uncapped_search_that_failed_stops_the_study(tmp_path):
+    """Guards runs sized by another working set than that of the first seed."""
+
+    @one_by_one
+    def fail(spec):
+        if spec.seed == CONFIG.seeds[0]:
+            raise ValueError("no model")
+        (outcome,) = (found for _, found in execute([spec]))
+        return outcome
+
+    with pytest.raises(RunStoreError, match="1 of 2 searches with memory uncapped"):
+        run_policies(CONFIG, PLAN, tmp_path, execute=fail, progress=False)
+
+
 def test_searches_that_fail_even_without_a_limit_are_told(tmp_path):
     """Guards the message where no working set could be measured."""
 
@@ -110,5 +124,5 @@ def test_searches_that_fail_even_without_a_limit_are_told(tmp_path):
     def fail(spec):
         raise ValueError("no model")
 
-    with pytest.raises(RunStoreError, match=r"memory uncapped finished: ValueError: no model"):
+    with pytest.raises(RunStoreError, match=r"uncapped, .* did not finish: ValueError: no model"):
         run_policies(CONFIG, PLAN, tmp_path, execute=fail, progress=False)

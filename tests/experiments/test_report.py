@@ -136,6 +136,8 @@ def test_what_shares_lose_has_its_interval_where_the_rows_have_it_and_says_so_wh
     why = "computing again: 75 % of the extra time, slower decoding: 25 %)"
     assert told(0.78, 0.81) == f"20.0 % at 0.08 (95 %: 19.0 to 22.0 %; {why}"
     assert told(float("nan"), 0.81) == f"20.0 % at 0.08 (no interval kept; {why}"
+    split["ratio"] = [1.05, 1.0, 1.0]
+    assert report.losses(pd.concat([split, ends]), lost)["Lost"] == "nothing"
 
 
 def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_path) -> None:

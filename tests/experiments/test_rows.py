@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from tests.experiments.fakes import fake_result
 from tests.plots.synthetic import critique_rows
 from workbench import plots
 from workbench.config import STRATEGIES
+from workbench.errors import RunStoreError
 from workbench.experiments import claims, plans, report, statistics
 from workbench.experiments import rows as views
 from workbench.experiments.execute import one_by_one
@@ -300,6 +302,10 @@ def test_block_figures_get_every_step_and_common_axes(sweep):
         assert a[limit].iloc[0] == b[limit].iloc[0]
     assert b["evicted"].sum() == 200
     plots.prm_blocks(a)
+    short = FakeSweep()
+    short.runs = short.runs[~((short.runs["llm_share"] == 0.5) & (short.runs["seed"] == 0))]
+    both = [views.block_rows(short, *pair) for pair in ((0.3, (0.5,)), (0.5, (0.3,)))]
+    assert [set(rows["run_seed"]) for rows in both] == [{1}, {1}], "a seed that both shares have"
     with pytest.raises(ValueError):
         views.block_rows(sweep, 0.99)
 
@@ -369,6 +375,20 @@ def test_claims_can_fail(sweep):
     peak = views.split_rows(sweep)
     at_the_end = peak.assign(low=peak["low"].where(peak["metric"] != "peak_share", 0.08))
     assert claims.peak_claim(at_the_end).verdict == "depends on"
+
+
+def test_what_was_not_run_is_not_judged(sweep):
+    """No share of 0.3 between those that ran; no run of one way of batching."""
+    rows = views.split_rows(FakeSweep(shares=(0.4, 0.5)))
+    assert claims.peak_claim(rows).verdict == claims.UNTESTED
+    lacking = pd.DataFrame({"metric": ["problems_per_min"], "setting": ["score_cache"]})
+    assert claims.batching_claim(lacking).verdict == claims.UNTESTED
+
+
+def test_a_study_without_a_finished_run_has_no_rows_and_says_why():
+    empty = SimpleNamespace(runs=pd.DataFrame(), all_runs=pd.DataFrame({"error": ["no room"]}))
+    with pytest.raises(RunStoreError, match="No run of thrashing finished: no room"):
+        views.on_rungs(views.thrashing_rows, [empty], "thrashing")
 
 
 def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_is_shown():

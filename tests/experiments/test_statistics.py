@@ -1,5 +1,6 @@
 """Intervals: they cover what they should, keep a problem's seeds together, never invent one."""
 
+import math
 from itertools import product
 from types import SimpleNamespace
 
@@ -218,6 +219,17 @@ def test_a_run_that_is_missing_takes_its_seed_from_the_comparison_and_no_other()
     shifted = rows.assign(wall_part_s=rows["wall_part_s"] * (1 + 9 * rows["run_id"].isin(of_first)))
     both = [draw_rates(each, runs, "llm_share") for each in (rows, shifted)]
     np.testing.assert_allclose(both[0].measured, both[1].measured)
+
+
+def test_without_a_common_seed_one_run_each_makes_nothing_certain():
+    """Though the machine's noise is known: nobody knows what another seed would have taken."""
+    sweep = Noisy(noise=0.01, slow_end=2.0)
+    seeds = {0.3: [0], 0.5: [1]}
+    runs = sweep.runs[[row.seed in seeds.get(row.llm_share, ()) for row in sweep.runs.itertuples()]]
+    noise = statistics.noise_of(sweep.all_runs)
+    rates = draw_rates(sweep.table("problems"), runs, "llm_share", noise=noise)
+    assert noise.is_known and len(runs) == 2
+    assert rates.ratio(0.3, 0.5)[1:] == (-math.inf, math.inf)
 
 
 def test_a_paired_ratio_is_one_of_equal_work_and_else_of_its_seconds():

@@ -177,6 +177,10 @@ def test_a_preview_lists_runs_ends_and_minutes_and_runs_nothing(tmp_path):
     assert (after.num_to_run, after.runs["expected_s"].sum()) == (0, 0)
     assert after.measured_before
     assert "activations" not in str(after.feasible)
+    again = preview(replace(config, seeds=(7,)), tmp_path)
+    assert again.num_to_run == 2 and again.measured_before
+    other = preview(replace(config, seeds=(7,), device="cuda"), tmp_path)
+    assert not other.measured_before, "another device's seconds foretell nothing"
     inside = preview(replace(config, activations_in_total=True, dtype="bfloat16"), tmp_path)
     assert "activations" in str(inside.feasible)
     assert inside.feasible.llm.weights * 2 == seen.feasible.llm.weights
@@ -259,7 +263,9 @@ def test_runs_of_other_code_are_made_anew_unless_stale_is_ok(tmp_path, monkeypat
     seen = preview(CONFIG, tmp_path)
     assert seen.num_to_run == 4
     at = str(before.runs["git_commit"][0])[:12]
-    assert f"4 of them are stored of other code: `--at {at}` goes" in str(seen)
+    assert "4 of them are stored of other code: `--" in str(seen)
+    at = f"`--at {at}` goes on with that of {before.runs['run_id'][0]}, `--stale ok`"
+    assert (at in str(seen)) is not before.runs["git_dirty"][0]
     stale = preview(CONFIG, tmp_path, stale_ok=True)
     assert (stale.num_to_run, set(stale.runs["status"])) == (0, {"finished, other code"})
     used = sweep(tmp_path, again, stale_ok=True)

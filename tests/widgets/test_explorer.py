@@ -1,6 +1,7 @@
 """The explorer: what can be picked of stored runs, figures of one and of two, and their words."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.widgets.conftest import HOSTILE
 from workbench.cli import main
 from workbench.errors import ConfigError, RunStoreError
 from workbench.experiments.plans import sweep_config
+from workbench.experiments.rows import balance_rows
 from workbench.experiments.runs import load_runs
 from workbench.experiments.settings import RunSpec
 from workbench.experiments.study import run_batches
@@ -59,6 +61,23 @@ def test_a_figure_of_two_picks_holds_both(sweeps, name):
     assert set(two.rows["pick"]) == {a.name, b.name}
     assert set(one.rows["pick"]) == {a.name}
     assert "tokens/s" in two.words
+
+
+def test_two_memories_and_two_bases_are_told_apart(found, tmp_path):
+    """B's ratios are over a share of its own, the room above is A's alone."""
+    a = next(pick for pick in found.values() if len(pick.runs) == 3)
+    single = found[next(name for name in found if name.startswith("split-0.500"))]
+    said = explorer.explore("memory_split", a, single).figure.layout.meta["provenance"]
+    assert "Ratios of A are over its 0.30, of B over its 0.50." in said and "Room" not in said
+    for share in (0.3, 0.4):
+        store_fake(tmp_path, RunSpec(replace(CONFIGURATION, total_memory="32MiB"), share, 0))
+    less = explorer.picked(explorer.picks(load_runs(tmp_path)), None)
+    drawn = explorer.explore("memory_split", a, less)
+    assert "Room above: A's." in drawn.figure.layout.meta["provenance"]
+    assert drawn.measured["machine"]["cpu"] == a.runs["machine_cpu"][0]
+    above = dict(zip(drawn.figure.layout.xaxis9.tickvals, drawn.figure.layout.xaxis9.ticktext))
+    assert above[0.3] == explorer.explore("memory_split", a).figure.layout.xaxis9.ticktext[1]
+    assert above[0.4] == ""
 
 
 def test_bars_of_two_picks_stand_beside_each_other_at_their_own_shares(sweeps):
@@ -118,6 +137,12 @@ def test_a_sweep_and_batching_cells_make_the_balance(found, tmp_path):
     pd.testing.assert_frame_equal(one.rows, other.rows)
     with pytest.raises(ConfigError, match="no figure 'balance'"):
         explorer.explore("balance", sweep)
+    replays = SimpleNamespace(table=lambda name: pd.DataFrame())
+    with pytest.raises(RunStoreError, match="Replays sample no nodes"):
+        balance_rows(replays, cells.all_runs)
+    with pytest.raises(RunStoreError, match="no run with sampled nodes"):
+        explorer.searched(0.3, cells)
+    assert len(explorer.searched(0.3, cells, sweep)[1])
     words, tables = explorer.compared(cells, cells)
     assert "cells of a batching study search nothing" in words and not tables
 
@@ -125,14 +150,14 @@ def test_a_sweep_and_batching_cells_make_the_balance(found, tmp_path):
 def test_a_search_of_a_pick_is_the_one_nearest_to_a_share(found, tmp_path):
     """A sentinel's is not: its run is not among the pick's."""
     a = next(pick for pick in found.values() if len(pick.runs) == 3)
-    problems, nodes = explorer.searched(a, 0.29)
+    problems, nodes = explorer.searched(0.29, a)
     assert set(problems["run_id"]) == {r for r in a.runs["run_id"] if r.startswith("split-0.300")}
     assert set(nodes["problem_id"]) == set(problems["problem_id"])
     for role in ("sentinel", "measure"):
         store_fake(tmp_path, RunSpec(CONFIGURATION, 0.3, 0, role=role))
     pick = explorer.picked(explorer.picks(load_runs(tmp_path)), None)
     assert len(pick.all_runs) == 2
-    problems, _ = explorer.searched(pick, 0.3)
+    problems, _ = explorer.searched(0.3, pick)
     assert set(problems["run_id"]) == set(pick.runs["run_id"])
 
 

@@ -115,6 +115,9 @@ def test_a_step_that_a_share_has_not_is_its_last_and_said(sweep, open_front_end,
     step.slider.value, share.slider.value = step.options[-1], 0.5
     assert step.value == 4 and "share of 0.50, step 4 of 4" in words.value
     assert step.said.text == "At a share of 0.50 the last step is 4."
+    step.typed.value = 7  # of the longer share: typed, it comes to the same
+    assert step.value == step.typed.value == 4 and "step 4 of 4" in words.value
+    assert step.said.text == "At a share of 0.50 the last step is 4."
 
 
 def test_no_slider_where_it_cannot_be_moved(sweep, by_share, open_front_end):

@@ -112,6 +112,7 @@ def test_a_move_is_interpolated_at_once_and_then_replayed(by_hand):
         for share in (0.21, 0.22, 0.23):
             widget.sliders["llm_share"].slider.value = share
         assert widget.words.text.startswith("Interpolated: at an LLM share of 0.23")
+        assert widget.status.text.startswith("Waiting for the controls")
         share, blocks = widget.figures
         assert trace(share, "tokens_per_s/ring").x == (0.23,)
         assert max(trace(blocks, "llm/total").y) > 0

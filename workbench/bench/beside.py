@@ -15,8 +15,9 @@ end in a step's empty line, behind which it opens one turn more: its score is th
 
 What a system holds at its peak is memory of all its processes at one time, libraries included,
 pages that they share counted once; ours is measured last, so that nothing of it is left while a
-peer is. search-and-learn's beam search takes a step that used up its tokens for the end of a
-solution, ours goes on from there: so problems a minute stand beside tokens a problem.
+peer is. Beside search-and-learn our beam search samples its last iteration on, past the end of a
+step, as that does. Its beam search takes a step that used up its tokens for the end of a solution,
+ours goes on from there: so problems a minute stand beside tokens a problem.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,12 +46,12 @@ from workbench.bench.engine import PEERS_FOLDER, peer_dtypes, peer_files
 from workbench.bench.peers import PeerError, PeerProcess
 from workbench.bench.record import Row, meanwhile, median_row
 from workbench.bench.serve import metrics_of, served, version_of, vllm_command
-from workbench.config import SweepConfig, parse_size
+from workbench.config import SearchConfig, SweepConfig, parse_size
 from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.experiments.execute import make_search, make_strategy
+from workbench.experiments.execute import make_strategy
 from workbench.experiments.provenance import git_state
 from workbench.experiments.runs import sweep_problems
 from workbench.experiments.statistics import bootstrap_mean
@@ -64,7 +65,10 @@ from workbench.search.answers import (
     same_answer,
     vote,
 )
-from workbench.search.prm import known_format
+from workbench.search.prm import PRM, known_format
+from workbench.search.problems import Problem
+from workbench.search.search import Search
+from workbench.search.strategies import BeamSearch
 
 VLLM_BOTH, SEARCH_AND_LEARN = SYSTEMS = ("vllm-both", "search-and-learn")
 APPROACHES = ("beam_search", "best_of_n", "dvts")
@@ -212,12 +216,12 @@ def measured(
     whole = hasattr(make_strategy(workload), "max_tokens")  # samples of more than a step
     sizes = WARM_UP | ({"max_tokens": WARM_UP["max_step_tokens"]} if whole else {})
     short = replace(workload, **sizes)
-    make_search(problems[:1], *pair, short, seeds[0]).play()
+    search_of(problems[:1], pair, short, seeds[0]).play()
     for seed in seeds:
         empty()
         before = cached()
         with peak_memory() as peak:
-            found = make_search(problems, *pair, workload, seed).play()
+            found = search_of(problems, pair, workload, seed).play()
         hits, queries = np.subtract(cached(), before).T.tolist()
         speed, told = found.throughput, found.problems["prm_tokens_computed"]
         computed = queries[1] - hits[1] if told.isna().any() else told.sum()
@@ -228,6 +232,16 @@ def measured(
             (hits[0] / queries[0], hits[1] / queries[1]),
         ))  # fmt: skip
     return every
+
+
+def search_of(problems: Sequence[Problem], pair: Pair, workload: SweepConfig, seed: int) -> Search:
+    """The workload's search; a beam search's last iteration goes on to max_step_tokens."""
+    own = {each.name: getattr(workload, each.name) for each in fields(SearchConfig)}
+    scorer, strategy = PRM(pair[1], own.pop("prm_format")), make_strategy(workload)
+    if isinstance(strategy, BeamSearch):
+        limit = workload.max_step_tokens
+        strategy = replace(strategy, finish_at_limit=True, limit_tokens=limit)
+    return Search(problems, llm=pair[0], prm=scorer, strategy=strategy, seed=seed, **own)
 
 
 def measured_here(workload: SweepConfig, kv_memory: str, seeds: Sequence[int]) -> list[Measured]:

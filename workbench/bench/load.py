@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 
 from workbench.bench import serve
 from workbench.bench.record import meanwhile
-from workbench.config import AtLeastOne, Checked
+from workbench.config import AtLeastOne, check, refused
 from workbench.experiments.provenance import describe, machine_facts
 from workbench.models.registry import DUMMY, model_spec
 
@@ -32,7 +32,7 @@ EVERY = 0.05  # seconds between two looks at /metrics
 
 
 @dataclass(frozen=True, slots=True)
-class LoadPlan(Checked):
+class LoadPlan:
     """What servers are asked; lengths in tokens.
 
     clients: at a time, each asking anew once it has its answer. offered: requests that arrive by
@@ -53,6 +53,12 @@ class LoadPlan(Checked):
     split_clients: tuple[int, int] = (24, 8)
     held: float = 0.6
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("clients", "offered", "shares", "split_clients"):
+            if not getattr(self, name) or min(getattr(self, name)) <= 0:
+                raise refused(LoadPlan, name, getattr(self, name), "one or more, each above 0")
 
     @property
     def longest(self) -> int:

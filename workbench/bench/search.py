@@ -43,7 +43,6 @@ PEER_PROBLEMS, EASY = {"quick": 1, "default": 3, "full": 3}, (1, 2)  # levels
 PEER_REPEATS = {"quick": 1, "default": 3, "full": 3}  # a seed each
 UNCACHED_PROBLEMS = 16  # searched without caches: the slowest search of all
 TINY, TINY_PRM = "tiny-solver", "tiny-prm"
-BATCH = 32  # problems in flight on the tiny pair
 BLOCKS = 16384  # of each tiny engine; roomy: what is measured is the search, not the memory
 KV_MEMORY = "2GiB"  # of each engine of true size
 PROMPT = "search-and-learn"  # of SYSTEM_PROMPTS: as the field asks MATH-500
@@ -119,7 +118,7 @@ def run(
         yield from rows_beside(workload, systems, KV_MEMORY, seeds=range(repeats or times))
         return
     limit, count = PROFILES[profile]
-    workload = make_workload(llm, prm, problems, limit, min_problem_batch=BATCH)
+    workload = make_workload(llm, prm, problems, limit)
     yield from tiny_rows(workload, seeds or count)
 
 
@@ -134,11 +133,12 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
         told |= {"problems": workload.num_problems, "source": Path(workload.problems).name}
         told |= {"problem_ids": [each.id for each in sweep_problems(workload)]}
         told |= {"repeats": settings["repeats"] or times}
+        told |= {"finish_at_limit": True} if workload.strategy == "beam_search" else {}
         return told | sizes_of(workload)
     limit, seeds = PROFILES[profile]
     counts = {"problems": limit, "uncached_problems": min(limit, UNCACHED_PROBLEMS)}
     counts |= {"batch_invariant": True, "seeds": settings["seeds"] or seeds}
-    return sizes_of(make_workload(llm, prm, min_problem_batch=BATCH)) | counts
+    return sizes_of(make_workload(llm, prm)) | counts
 
 
 def shared_workload(

@@ -107,15 +107,30 @@ def figures(
     executed = notebooks.run_notebooks(
         names or None, profile, passed, out, environment=on.environment
     )
-    for stem, found in _previews(configs, given, runs, how | {"retry_failed": False}):
-        for name in found.runs.loc[found.runs["status"] == "failed", "name"]:
-            terminal().print(f"failed: {stem}: {name}", style="yellow", markup=False)
-            problems = True
+    for line in _failed(configs, given, runs, how | {"retry_failed": False}):
+        terminal().print(line, style="yellow", markup=False)
+        problems = True
     if "figures_folder" in own:
         report(home_of(profile, parameters, began), executed)
     if problems:
         terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
         raise Exit(options.FAILED)
+
+
+def _failed(
+    configs: Mapping[str, SweepConfig],
+    given: Mapping[str, Mapping[str, Any]],
+    runs: str | None,
+    how: Mapping[str, Any],
+) -> Iterator[str]:
+    """A line for each run beside the sweep's that failed, and each study with failed replays."""
+    for stem, found in _previews(configs, given, runs, how):
+        for name in found.runs.loc[found.runs["status"] == "failed", "name"]:
+            yield f"failed: {stem}: {name}"
+    for profile in {config.profile for config in configs.values()}:
+        for stem, *_, failed in _replays_left(profile, given, runs, how["stale_ok"]):
+            if failed:
+                yield f"{failed}{stem}"
 
 
 def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) -> None:
@@ -182,7 +197,8 @@ def _print_left(
         left.append(found)
         terminal().print(f"{stem}: {found}")
     counts = [(each.num_to_run, float(each.runs["expected_s"].sum())) for each in left]
-    for name, total, count, seconds in _replays_left(config.profile, given, runs, how["stale_ok"]):
+    replays = _replays_left(config.profile, given, runs, how["stale_ok"])
+    for name, total, count, seconds, _ in replays:
         seconds /= min(workers, max(1, count))
         counts.append((count, seconds))
         text = f"{count} of {total} replays to do, about {_time(seconds)} (rough)"
@@ -233,9 +249,9 @@ def _sizes(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
 
 def _replays_left(
     profile: str, given: Mapping[str, Mapping[str, Any]], runs: str | None, stale_ok: bool
-) -> Iterator[tuple[str, int, int, float]]:
+) -> Iterator[tuple[str, int, int, float, str]]:
     """What the notebooks replay: a name, how many replays it is, how many of them are not stored,
-    and the rough seconds of these. given: as of _print_left.
+    the rough seconds of these, and the names of those that failed. given: as of _print_left.
     """
     from workbench.experiments import plans, study
     from workbench.experiments.batching import run_batches_replayed
@@ -248,16 +264,16 @@ def _replays_left(
 
     def left(
         bear: Mapping[str, Any], replay: Callable[..., Study], *what: Any, each: int = 0
-    ) -> tuple[int, int, float]:
+    ) -> tuple[int, int, float, str]:
         """bear: what is given that bears on it; each: problems of one replay, where they are not
         the study's.
         """
         if study.committed(profile, *bear.values()):
-            return 0, 0, 0.0
+            return 0, 0, 0.0, ""
         found = replay(*what, runs, compute=False, stale_ok=stale_ok)
         count, one = len(found.missing), found.config
         seconds = count * replay_seconds(each or one.num_problems, one.n, one.max_depth)
-        return count + len(found.folders), count, seconds
+        return count + len(found.folders), count, seconds, found.failures
 
     if same := [stem for stem in ON_RUNGS if stem in given]:
         shares, notebooks = given[same[0]]["shares"], ", ".join(stem[:2] for stem in same)
@@ -297,7 +313,7 @@ def _replays_left(
         own = given[MISSING]
         base = Base.of(own["asked"], own["rounds"], own["replays"])
         todo = base.replays_left(profile, own["values"])
-        yield MISSING, len(todo), len(todo), sum(todo)
+        yield MISSING, len(todo), len(todo), sum(todo), ""
 
 
 def home_of(profile: str, parameters: Mapping[str, Any], since: float) -> Path:

@@ -7,6 +7,7 @@ read. Interrupted at any moment a study resumes. A run that fails becomes a row 
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -351,7 +352,12 @@ def run_rungs(
     if surer:
         how["surer"] = plans.SURER.get(profile)
     thesis = plans.replayed_config(profile, shares=shares, **sizes)
-    return [*found, run_replayed(thesis, runs_dir, **how)]
+    found.append(run_replayed(thesis, runs_dir, **how))
+    for each in found:
+        if each.runs.empty:
+            reasons = "; ".join(each.all_runs["error"].dropna().unique())
+            warnings.warn(f"Not drawn, {rung_of(each.config.llm)}: {reasons}.", stacklevel=2)
+    return [each for each in found if len(each.runs)]
 
 
 # -- what a study would do, without doing it --
@@ -610,6 +616,16 @@ def profile_figures(name: str) -> Path:
     return project_root() / ("figures" if name == "default" else f"build/figures/{name}")
 
 
+def measured_of(run: pd.Series) -> dict[str, Any]:
+    """With which versions, of which commit and on which machine a run of the table was measured."""
+    first = json.loads(run.to_frame().T.to_json(orient="records", double_precision=15))[0]
+    measured = {"versions": json.loads(first["versions"])}
+    for about in ("machine_", "git_"):
+        own = {n.removeprefix(about): v for n, v in first.items() if n.startswith(about)}
+        measured[about[:-1]] = own
+    return measured
+
+
 def keep_figure(
     fig: go.Figure,
     rows: pd.DataFrame,
@@ -625,10 +641,6 @@ def keep_figure(
     if isinstance(study, Committed):
         record = study.figure(name)[1]
         return save_figure(fig, rows, name, place, record["parameters"], measured=record)
-    first = json.loads(study.runs.iloc[[0]].to_json(orient="records", double_precision=15))[0]
-    measured = {"versions": json.loads(first["versions"])}
-    for about in ("machine_", "git_"):
-        own = {n.removeprefix(about): v for n, v in first.items() if n.startswith(about)}
-        measured[about[:-1]] = own
+    measured = measured_of(study.runs.iloc[0])
     plan = {"plan": asdict(study.plan)} if study.plan is not None else {}
     return save_figure(fig, rows, name, place, study.config.to_dict() | plan, measured=measured)

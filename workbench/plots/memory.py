@@ -89,6 +89,7 @@ def _columns(
     is_first, at = row == col == 1, {"row": row, "col": col}
     fitting = rows[rows["fits"]]
     table = fitting.pivot(index=["place", "llm_share"], columns="part", values="size")
+    table = table.reindex(columns=[*PARTS, "activations_limits"])  # where no share fits, too
     reserved, longest = table.pop("activations_limits"), table["activations_longest"]
     table["activations_longest"] = longest.clip(upper=reserved)
     table[MORE] = (reserved - longest).clip(lower=0)

@@ -218,7 +218,7 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_xaxes(title_text="LLM share", range=[0.05, 0.53], row=1, col=1)
     most = 100 * float(fits[["loss_low", "loss_high"]].max().max())
     title = "lost to the best (%)"
-    fig.update_xaxes(title_text=title, range=[-3, 1.06 * most], row=1, col=2)
+    fig.update_xaxes(title_text=title, range=[-3, 1.06 * max(most, 3.0)], row=1, col=2)
     title, room = "What the split's answer depends on", {"top": 84, "left": 262, "legend": 6}
     return finish(fig, title, _SETTINGS_CAPTION, provenance, 15 * len(own) + 12, **room)
 
@@ -267,7 +267,10 @@ def optimisation(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     panels = _LINE_PX * len(lines) + _BETWEEN_PX + _MEMORY_PX
     fig = make_subplots(2, 2, specs=[[{}, {}], [{"colspan": 2}, None]], shared_yaxes=True,
                         column_widths=[0.6, 0.4], horizontal_spacing=0.04)  # fmt: skip
-    budgets = sorted(rows["budget"].dropna().unique())[: len(BUDGETS)]
+    budgets = sorted(rows["budget"].dropna().unique())
+    caption, more = _POLICIES_CAPTION, ", ".join(f"{each:g}" for each in budgets[len(BUDGETS) :])
+    caption += f" Measured and not drawn: {more} W." if more else ""
+    budgets = budgets[: len(BUDGETS)]
     for number, (budget, look) in enumerate(zip(budgets, BUDGETS.items())):
         shift = 0.25 * (number - (len(budgets) - 1) / 2)
         own = rows[(rows["budget"] == budget) & rows["place"].notna()]
@@ -288,7 +291,7 @@ def optimisation(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     for line, text in enumerate(words := theme.wrapped(_sameness(rows), 88)):
         say(fig, text, 0, 0, yanchor="top", yshift=-46 - 16 * line)
     room = {"top": 66, "bottom": 48 + 18 * len(words), "left": 206}
-    return finish(fig, "Two models, one memory", _POLICIES_CAPTION, provenance, panels, **room)
+    return finish(fig, "Two models, one memory", caption, provenance, panels, **room)
 
 
 def _lines(rows: pd.DataFrame) -> dict[str, str]:

@@ -322,8 +322,9 @@ def share_axes(
 
 
 def both_rooms(row: Mapping[Any, Any] | pd.Series) -> str:
-    """The KV tokens of both models, one above the other in their colours."""
+    """The KV tokens of both models, where they are known, one above the other in their colours."""
     return "<br>".join(
         f"<span style='color:{MODELS[m].colour}'>{tokens_text(row[f'{m}_kv_tokens'])}</span>"
         for m in ("prm", "llm")
+        if pd.notna(row[f"{m}_kv_tokens"])
     )

@@ -25,7 +25,7 @@ from workbench.experiments import rows as study_rows
 from workbench.experiments.provenance import counted
 from workbench.experiments.runs import FINISHED, RunTables, compare, load_runs, load_table
 from workbench.experiments.settings import COUNTED, MEASURE, REPLAY, SENTINEL, TIMED
-from workbench.experiments.study import provenance
+from workbench.experiments.study import measured_of, provenance
 from workbench.plots.panels import by_rung
 from workbench.widgets.parts import Drawing, FigureView, HtmlText, NumberSlider, labelled
 
@@ -33,6 +33,7 @@ CELLS = (TIMED, COUNTED)
 KINDS = {MEASURE: "sweep", TIMED: "batching cells", REPLAY: "replayed sweep"}  # of groups, by role
 SHOWN = ["role", "llm", "llm_share", "seed", "n", "num_problems", "tokens_per_s", "accuracy"]
 ROOMS = ["llm_share", "llm_kv_tokens", "prm_kv_tokens"]
+OF_ROOMS = ("llm", "prm", "total_memory", "block_size")  # settings that these follow from
 
 
 @dataclass(eq=False)
@@ -101,18 +102,20 @@ def picked(found: dict[str, Pick], name: str | None) -> Pick:
     return found[wanted]
 
 
-def searched(pick: Pick, llm_share: float) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tables `problems` and `nodes` of the pick's run nearest to a share, its first seed.
+def searched(llm_share: float, *of: Pick) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tables `problems` and `nodes` of the run nearest to a share, its first seed, of the first of
+    these picks that has one.
 
-    RunStoreError where no run of it kept its nodes: replays and batching cells sample nothing.
+    RunStoreError where no run of them kept its nodes: replays and batching cells sample nothing.
     """
-    distance = (pick.runs["llm_share"] - llm_share).abs()
-    for folder in pick.runs.assign(distance=distance).sort_values(["distance", "seed"])["folder"]:
-        nodes = load_table(folder, "nodes")
-        if len(nodes):
-            return load_table(folder, "problems"), nodes
+    for runs in (pick.runs for pick in of):
+        near = runs.assign(distance=(runs["llm_share"] - llm_share).abs())
+        for folder in near.sort_values(["distance", "seed"])["folder"]:
+            nodes = load_table(folder, "nodes")
+            if len(nodes):
+                return load_table(folder, "problems"), nodes
     raise RunStoreError(
-        f"{pick.name} has no run with sampled nodes; pick a measured search to see its trees."
+        f"{of[0].name} has no run with sampled nodes; pick a measured search to see its trees."
     )
 
 
@@ -206,18 +209,33 @@ def explore(
             raise RunStoreError(f"{pick.name} has nothing that {name} draws.")
     named = [table.assign(pick=pick.name) for table, pick in zip(tables, chosen)]
     rows = pd.concat(named, ignore_index=True)
+    at_one = name in AT_ONE_SHARE  # of one run each
+    where_from = [
+        provenance(pick.runs, int(table["run_seed"].iloc[0])) if at_one else pick.provenance
+        for pick, table in zip(chosen, tables)
+    ]
+    made = measured_of(a.runs.iloc[0])
     if b is None:
-        figure = draw(tables[0], a.provenance)
-        return Drawing(figure, rows, f"{a.name}: {figure.layout.meta['caption']}", {})
-    first, second = a.provenance.splitlines(), b.provenance.splitlines()
-    where = [f" (share {share:.2f})" if name in AT_ONE_SHARE else "" for share in shares]
+        figure = draw(tables[0], where_from[0])
+        words = f"{a.name}: {figure.layout.meta['caption']}"
+        return Drawing(figure, rows, words, {}, measured=made)
+    first, second = (each.splitlines() for each in where_from)
+    where = [f" (share {share:.2f})" if at_one else "" for share in shares]
     looks = f"A{where[0]}: solid lines, plain bars. B{where[1]}: dotted lines, hatched bars."
     lines = ["A: left. B: right." if a.is_batches else looks]
+    bases = [settings.nearest_to_thesis(pick.runs["llm_share"]) for pick in chosen]
+    if name == "memory_split" and bases[0] != bases[1]:
+        lines.append(f"Ratios of A are over its {bases[0]:.2f}, of B over its {bases[1]:.2f}.")
+    alike = not rows.reindex(columns=ROOMS).drop_duplicates()["llm_share"].duplicated().any()
+    alike &= all(a.runs.iloc[0][each] == b.runs.iloc[0][each] for each in OF_ROOMS)
+    lines += [] if alike else ["Room above: A's."]
     lines += [f"A: {line}" for line in first if line not in second]
     lines += [f"B: {line}" for line in second if line not in first]
     said = "\n".join([*lines, *(line for line in first if line in second)])
     if set(ROOMS) <= set(rows.columns):  # each gets the other's shares, for one axis
         places = rows[ROOMS].drop_duplicates("llm_share")
+        if not alike:
+            places = places[["llm_share"]]
         lacking = [places[~places["llm_share"].isin(table["llm_share"])] for table in tables]
         tables = [pd.concat(pair, ignore_index=True) for pair in zip(tables, lacking)]
     if a.is_batches:  # heat maps over limits of their own
@@ -226,7 +244,8 @@ def explore(
     else:
         figure = overlaid(*(draw(table, said) for table in tables))
     words, differences = told or compared(a, b)
-    return Drawing(figure, rows, f"A: {a.name}. B: {b.name}. {words}", {}, differences)
+    words = f"A: {a.name}. B: {b.name}. {words}"
+    return Drawing(figure, rows, words, {}, differences, made)
 
 
 def compared(a: Pick, b: Pick) -> Compared:

@@ -36,8 +36,8 @@ MOST_REPLACED = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawing:
-    """A figure, the rows it draws, what it shows in words, the parameters its controls set, and
-    tables that stand below the words.
+    """A figure, the rows it draws, what it shows in words, the parameters its controls set, tables
+    that stand below the words, and where its runs were measured, as save_figure takes it.
     """
 
     figure: go.Figure
@@ -45,6 +45,7 @@ class Drawing:
     words: str
     parameters: Mapping[str, Any]
     tables: Sequence[pd.DataFrame] = ()
+    measured: Mapping[str, Any] | None = None
 
 
 def is_live() -> bool:
@@ -157,8 +158,9 @@ class NumberSlider(ipywidgets.HBox):
         given, taken = change["new"], self.nearest(change["new"])
         if given == self.value:
             return
-        self.slider.value = self.typed.value = taken
-        if taken != given:
+        self.slider.value = taken
+        self.typed.value = self.value  # whoever watches the slider may have moved it on
+        if taken != given and taken == self.value:
             first, last, shown = map(self._form.format, (self.options[0], self.options[-1], taken))
             inside = self.options[0] <= given <= self.options[-1]
             why = "is none of the values there are" if inside else f"lies outside {first} to {last}"
@@ -260,10 +262,12 @@ class FigureView:
         where = self._folder.value.strip()
         if not where:
             raise ConfigError("No folder is given; type the folder that the figures go to.")
-        saved = [
-            save_figure(one.figure, one.rows, name, where, {**self._parameters, **one.parameters})
-            for name, one in self._draw().items()
-        ]
+        saved = []
+        for name, one in self._draw().items():
+            made_with = {**self._parameters, **one.parameters}
+            saved.append(
+                save_figure(one.figure, one.rows, name, where, made_with, measured=one.measured)
+            )
         names = ", ".join(f"{each.name} ({' '.join(each.endings)})" for each in saved)
         problems = {each.problem for each in saved if each.problem}
         return " ".join([f"Saved in {saved[0].folder.resolve()}: {names}.", *problems])

@@ -151,7 +151,7 @@ def occupancy_slider(
     if not is_live():
         return NOT_LIVE
     shares = tuple(sorted(map(float, sweep.runs["llm_share"].unique())))
-    tables = {share: block_rows(sweep, share, beside=shares) for share in shares}
+    tables = {round(at, 12): block_rows(sweep, at, beside=shares) for at in shares}
     places = range(max(len(rows) for rows in tables.values()))
     share = NumberSlider(SHARE, shares, start, "{:.2f}")
     step = NumberSlider("PRM scheduling step", places, len(tables[share.value]) // 2, "{:,.0f}")

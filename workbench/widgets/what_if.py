@@ -54,6 +54,7 @@ BLOCKS_CAPTION = (
 EXACT = {"size": 8, "line": {"color": theme.BLACK, "width": 1}}
 RING = {"symbol": "circle-open", "size": 17, "color": theme.BLACK, "line": {"width": 2.5}}
 SHADES = ("#4D4D4D", "#8C8C8C", "#B8B8B8")  # of pinned curves, the latest first
+DASHES = ("dot", "dashdot", "longdash")  # of these
 TITLES = (
     "generated tokens/s",
     "prompt tokens<br>found cached (%)",
@@ -173,7 +174,7 @@ def share_figure(view: View) -> go.Figure:
         _, panel, style, _ = quantity
         traces = []
         for place, (name, pin) in reversed(list(enumerate(view.pins.items()))):
-            line = {"color": style.soft or SHADES[place], "dash": style.dash, "width": 1.5}
+            line = {"color": style.soft or SHADES[place], "dash": DASHES[place], "width": 1.5}
             named = {"name": name, "showlegend": panel == 1, "legendrank": 2000}
             look = {"mode": "lines", "line": line, **named}
             traces.append(_points(pin.rows, quantity, f"pin{place}", **look))
@@ -395,6 +396,7 @@ class WhatIfWidget(parts.FigureView):
         if not (free and was_free):  # a note on what was typed stays
             share.say("" if free else f"The policy {at.policy} sets the split by itself.")
         self.show()
+        self.status.say("Waiting for the controls to rest …")
         if self.task is not None:
             self.task.cancel()
         self.task = asyncio.get_running_loop().create_task(self._replay(self.position))
