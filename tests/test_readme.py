@@ -524,8 +524,9 @@ def policies() -> list[str]:
     heads = ["KV memory", "best static split", *columns]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for budget, own in rates.groupby("budget"):
-        best = own[(own["policy"] == "static") & (own["technique"] == "none")]["value"]
-        label = best.idxmax().split("/")[1].replace("_", " ")
+        plain = own[(own["policy"] == "static") & (own["technique"] == "none")]
+        best, tried = plain["value"], ", ".join(f"{at:g}" for at in sorted(plain["kv_share"]))
+        label = f"{best.idxmax().split('/')[1].replace('_', ' ')} (of {tried})"
         cells = [f"{budget:g} W", f"{label}: {best.max():,.0f} tokens/s"]
         for name in columns.values():
             value, low, high = own.loc[f"{budget:g}W/{name}", ["value", "low", "high"]] / best.max()

@@ -23,6 +23,7 @@ from workbench.bench.search import PEER_REPEATS as TIMES
 from workbench.bench.search import make_workload
 from workbench.bench.serve import metrics_of
 from workbench.errors import ConfigError
+from workbench.experiments.execute import make_search
 from workbench.experiments.runs import sweep_problems
 from workbench.models.registry import find_model
 from workbench.tokenizer import Tokenizer
@@ -241,6 +242,18 @@ def test_our_rounds_over_servers_are_measured(prm, monkeypatch):
         assert 0 < found.hits[0] < 1 and found.prm_distinct > 0 and found.peak_bytes > 0
     ours = beside.measured_here(workload, "16MiB", (3, 4, 3))
     assert ours[0].tokens == ours[2].tokens != ours[1].tokens and ours[0].hits == ours[2].hits
+
+
+def test_our_last_iteration_goes_on_past_its_step():
+    """As search-and-learn's does, to as many tokens as a step may have; only a beam search's."""
+    workload = make_workload("tiny-solver", limit=1, n=4, max_depth=1, max_step_tokens=60)
+    pair = search.roomy_engine("tiny-solver"), search.roomy_engine("tiny-prm")
+    problems = sweep_problems(workload)
+    ours = beside.search_of(problems, pair, workload, 0).play().throughput.tokens
+    assert make_search(problems, *pair, workload, 0).play().throughput.tokens < ours <= 4 * 60
+    other = replace(workload, strategy="dvts")
+    runs = [beside.search_of(problems, pair, other, 0), make_search(problems, *pair, other, 0)]
+    assert len({run.play().throughput.tokens for run in runs}) == 1
 
 
 def test_a_peer_searches_again_in_the_same_process(monkeypatch, tmp_path):

@@ -216,7 +216,7 @@ def test_a_dry_run_counts_no_replay_that_is_stored(tmp_path, capsys):
         (["--profile", "quick", "-p", "num_problem=2"], "Did you mean 'num_problems'"),
         (["08", "-p", "budgets=[0]"], "budgets"),
         (["11", "-p", "beam_counts=16"], "beam_counts is 16"),
-        (["09", "-p", "asked={in_flght: 24}"], "Did you mean 'in_flight'"),
+        (["09", "-p", 'asked={"in_flght": 24}'], "Did you mean 'in_flight'"),
         (["09", "-p", "asked=5"], "asked is 5"),
         (["09", "-p", "rounds=1"], "rounds is 1"),
         (["09", "-p", "values=GPU"], "values is 'GPU'; allowed: a list of names"),

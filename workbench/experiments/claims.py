@@ -351,14 +351,14 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
 
 def batching_claim(rows: pd.DataFrame) -> Claim:
     """C7, of rows of plots.modifications, by the whole interval of the gain; of a loss, why. Not
-    tested where the work was the same: no problem waited for another's end.
+    tested where the work was the same: all problems in flight ended together.
     """
     gains = rows[(rows["metric"] == "gain") & (rows["setting"] == plans.BATCHED[1])]
     if gains.empty:
         return Claim("C7", CLAIMS["C7"][0], UNTESTED, "no run of both ways finished", "")
     gain = gains.iloc[0]
     if gain["low"] == gain["high"] == 1:
-        why = "both did the same work: no problem waited for another's end"
+        why = "both did the same work: all problems in flight ended together"
         return Claim("C7", CLAIMS["C7"][0], UNTESTED, why, "")
     number = (
         f"{gain['value']:.2f} times the problems/min [{gain['low']:.2f}, {gain['high']:.2f}]; "

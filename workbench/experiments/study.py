@@ -426,7 +426,7 @@ def preview(
     seconds = seconds_per_problem(config, store) if runs["expected_s"].any() else None
     runs["expected_s"] *= seconds or plans.SECONDS_PER_PROBLEM.get(config.problems, 1.5)
     ends = shares_of(config, None if config.activations_in_total else (0, 0))
-    return Preview(runs, ends, seconds is not None)
+    return Preview(runs, ends, seconds is not None or not runs["expected_s"].any())
 
 
 def policies_planned(

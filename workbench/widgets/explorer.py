@@ -8,6 +8,7 @@ or hatched, with open markers, over the first, or cells beside it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -111,11 +112,13 @@ def searched(llm_share: float, *of: Pick) -> tuple[pd.DataFrame, pd.DataFrame]:
     for runs in (pick.runs for pick in of):
         near = runs.assign(distance=(runs["llm_share"] - llm_share).abs())
         for folder in near.sort_values(["distance", "seed"])["folder"]:
-            nodes = load_table(folder, "nodes")
-            if len(nodes):
-                return load_table(folder, "problems"), nodes
+            with suppress(RunStoreError):  # it has no such table
+                nodes = load_table(folder, "nodes")
+                if len(nodes):
+                    return load_table(folder, "problems"), nodes
     raise RunStoreError(
-        f"{of[0].name} has no run with sampled nodes; pick a measured search to see its trees."
+        f"{of[0].name} has no run with sampled nodes; pick a measured search that is stored whole "
+        "to see its trees."
     )
 
 
