@@ -132,9 +132,12 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
               f"their beams are {beams}{' on both scales' if own == times else ''}",
               set_to("in_flight", 12, 24, 96)),
         Value("GPU", "not named", f"this machine (tiny), {asked.device} (thesis scale)",
-              "the smallest preset on which 0.08 to 0.5 is feasible (from 34.7 GiB on)",
-              (Setting("h100, 40 GiB", {"device": "h100"}),
-               Setting("l40s, 44 GiB", {"device": "l40s", "total": "44GiB"}),
+              "the smallest preset on which 0.08 to 0.5 is feasible",
+              set_to("device", "l40s", "a100-80", "h100", said="{}, the same memory")),
+        Value("total memory", "not stated",
+              f"{format_size(parse_size(tiny.total_memory))} (tiny), {base.total} (thesis scale)",
+              "0.08 to 0.5 is feasible from 34.7 GiB on",
+              (Setting("l40s, 44 GiB", {"device": "l40s", "total": "44GiB"}),
                Setting("a100-80, 72 GiB", {"device": "a100-80", "total": "72GiB"}),
                Setting("h100, 72 GiB", {"device": "h100", "total": "72GiB"}),
                Setting("rtx-4090, 23.5 GiB", {"device": "rtx-4090", "total": "23.5GiB"}))),
@@ -209,6 +212,12 @@ class Base:
     def depth(self) -> str:
         """How far a search is replayed."""
         return f"the first {self.rounds} rounds, two a step" if self.rounds else f"{DEPTH} steps"
+
+    @property
+    def total(self) -> str:
+        """Memory of both models."""
+        own = self.asked.total
+        return format_size(parse_size(own)) if own else f"{USABLE:.0%} of the device's"
 
     def steps(self, setting: Setting) -> int:
         """Of the search that a setting replays, two rounds each."""
@@ -304,10 +313,9 @@ class Base:
     def provenance(self) -> str:
         """What stands below the figure."""
         a, device = self.asked, load_device(self.asked.device)
-        total = format_size(parse_size(a.total)) if a.total else f"{USABLE:.0%} of the device's"
         return (
-            f"LLM {a.llm}, PRM {a.prm} ({REPLAYED}); total memory {total}, activations in it.\n"
-            f"{a.strategy} of {a.problems} problems, {self.depth}, 1 seed, n = {a.n}, "
+            f"LLM {a.llm}, PRM {a.prm} ({REPLAYED}); total memory {self.total}, activations in "
+            f"it.\n{a.strategy} of {a.problems} problems, {self.depth}, 1 seed, n = {a.n}, "
             f"beam width {a.beam_width}, {a.in_flight} in flight; simulated {device.name}. "
             f"{NOTHING_WAS_RUN.format(DRAWN)}"
         )
