@@ -125,14 +125,14 @@ def test_nodes_are_compared_token_by_token(study, tmp_path):
         ((1.2, 1.1, 1.4), "fails"),
         ((0.9, 0.8, 0.99), "fails"),
         ((1.5, 1.3, 1.8), "depends on"),
-        ((1.0, 1.0, 1.0), "not testable here"),  # the same work: no problem waited
+        ((1.0, 1.0, 1.0), "not testable here"),  # the same work
     ],
 )
 def test_c7_is_a_rule_over_the_interval_of_the_gain(gain, verdict):
     row = dict(zip(("value", "low", "high"), gain)) | {"metric": "gain", "setting": BATCHED[1]}
     claim = batching_claim(pd.DataFrame([row]))
     assert (claim.key, claim.verdict) == ("C7", verdict)
-    assert ("no problem waited" if gain[1] == 1 else f"{gain[0]:.2f} times") in claim.number
+    assert ("ended together" if gain[1] == 1 else f"{gain[0]:.2f} times") in claim.number
     assert ("slower, since" in claim.number) is (gain[2] < 1)
 
 

@@ -27,13 +27,13 @@ SMALL = replace(
 @pytest.fixture(scope="module")
 def small() -> pd.DataFrame:
     """Of a search of seconds, in memory that is tight for neither model."""
-    return SMALL.rows(["block size", "GPU", sensitivity.SWAP])
+    return SMALL.rows(["block size", "GPU", "total memory", sensitivity.SWAP])
 
 
 def test_every_setting_is_asked_the_same_and_its_row_is_what_its_replays_come_to(small) -> None:
     """Both ends and 0.3 are replayed; what is lost is against the best of them."""
     own = small[small["kind"] == "setting"].set_index("setting")
-    assert list(own.index[:4]) == ["taken", "8", "32", "h100, 40 GiB"]
+    assert list(own.index[:4]) == ["taken", "8", "32", "l40s, the same memory"]
     (none,) = SMALL.replayed("GPU", Setting("16 GiB", {"total": "16GiB"})).to_dict("records")
     assert "lack 2.7 GiB" in none["lacks"] and "best" not in none
     replays = small[small["what"] == sensitivity.SHARE]
