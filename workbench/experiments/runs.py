@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from html import escape
 from itertools import product
 from pathlib import Path, PurePosixPath
@@ -431,17 +431,22 @@ def export_runs(path: Folders, archive: str | Path, light: bool = False) -> list
         )
     taken = LIGHT if light else FILES
     files = [file for d in folders for file in sorted(d.iterdir()) if file.name in taken]
-    plain = partial(tarfile.TarInfo.replace, uid=0, gid=0, uname="", gname="", deep=False)
     target.parent.mkdir(parents=True, exist_ok=True)
     partly = target.with_name(f".{target.name}.partial")
     try:
         with tarfile.open(partly, "w:" if target.suffix == ".tar" else "w:gz") as tar:
             for file in files:
-                tar.add(file, f"{file.parent.name}/{file.name}", filter=plain)
+                tar.add(file, f"{file.parent.name}/{file.name}", filter=_of_nobody)
         partly.replace(target)
     finally:
         partly.unlink(missing_ok=True)
     return [folder.name for folder in folders]
+
+
+def _of_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
 
 
 def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], list[str]]:
