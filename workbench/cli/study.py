@@ -85,7 +85,8 @@ def figures(
     configs = {stem: config_of(stem, profile, given[stem]) for stem in given if stem in MEASURING}
     reads = [configs[stem] for stem in given if stem in OF_SWEEP]
     config = reads[0] if reads else sweep_config(profile)
-    _check_plans(profile, given)
+    _plans(profile, given)  # what one does not allow is refused before the first run
+    _missing(profile, given)
     if dry_run:
         hands = usable_cores() if on.name == PROCESSES else 1
         _print_left(config, configs, given, runs, how, on.workers or hands)
@@ -107,7 +108,7 @@ def figures(
     executed = notebooks.run_notebooks(
         names or None, profile, passed, out, environment=on.environment
     )
-    for line in _failed(configs, given, runs, how | {"retry_failed": False}):
+    for line in _failed(profile, configs, given, runs, how | {"retry_failed": False}):
         terminal().print(line, style="yellow", markup=False)
         problems = True
     if "figures_folder" in own:
@@ -118,19 +119,19 @@ def figures(
 
 
 def _failed(
+    profile: str,
     configs: Mapping[str, SweepConfig],
     given: Mapping[str, Mapping[str, Any]],
     runs: str | None,
     how: Mapping[str, Any],
 ) -> Iterator[str]:
     """A line for each run beside the sweep's that failed, and each study with failed replays."""
-    for stem, found in _previews(configs, given, runs, how):
+    for stem, found in _previews(profile, configs, given, runs, how):
         for name in found.runs.loc[found.runs["status"] == "failed", "name"]:
             yield f"failed: {stem}: {name}"
-    for profile in {config.profile for config in configs.values()}:
-        for stem, *_, failed in _replays_left(profile, given, runs, how["stale_ok"]):
-            if failed:
-                yield f"{failed}{stem}"
+    for stem, *_, failed in _replays_left(profile, given, runs, how["stale_ok"]):
+        if failed:
+            yield f"{failed}{stem}"
 
 
 def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) -> None:
@@ -161,18 +162,24 @@ def config_of(stem: str, profile: str, given: Mapping[str, Any]) -> SweepConfig:
     return sweep_config(profile, **own)
 
 
-def _check_plans(profile: str, given: Mapping[str, Mapping[str, Any]]) -> None:
-    """ConfigError for what the plan of a notebook does not allow, before the first run."""
+def _plans(profile: str, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The plans of those notebooks that have one; ConfigError for what it does not allow."""
     from workbench.experiments import plans
-    from workbench.experiments.sensitivity import Base
 
     kinds = {BATCHING: plans.BatchPlan, ABLATION: plans.AblationPlan,
              COMPARED: plans.StrategyPlan, OPTIMISATION: plans.PolicyPlan}  # fmt: skip
-    for stem in kinds.keys() & given.keys():
-        plans.plan_of(kinds[stem], profile, given[stem])
-    if MISSING in given:
-        own = given[MISSING]
-        Base.of(own["asked"], own["rounds"], own["replays"]).replays_left(profile, own["values"])
+    return {stem: plans.plan_of(kind, profile, given[stem])
+            for stem, kind in kinds.items() if stem in given}  # fmt: skip
+
+
+def _missing(profile: str, given: Mapping[str, Mapping[str, Any]]) -> list[float]:
+    """Rough seconds of each replay of missing values; ConfigError for what cannot be asked."""
+    from workbench.experiments.sensitivity import Base
+
+    if (own := given.get(MISSING)) is None:
+        return []
+    base = Base.of(own["asked"], own["rounds"], own["replays"])
+    return base.replays_left(profile, own["values"])
 
 
 def _print_left(
@@ -193,7 +200,7 @@ def _print_left(
         for line in of_the_thesis(config):
             terminal().print(line, markup=False)
     left = [_print_preview(config, runs, how)] if given.keys() & OF_SWEEP else []
-    for stem, found in _previews(configs, given, runs, how):
+    for stem, found in _previews(config.profile, configs, given, runs, how):
         left.append(found)
         terminal().print(f"{stem}: {found}")
     counts = [(each.num_to_run, float(each.runs["expected_s"].sum())) for each in left]
@@ -210,6 +217,7 @@ def _print_left(
 
 
 def _previews(
+    profile: str,
     configs: Mapping[str, SweepConfig],
     given: Mapping[str, Mapping[str, Any]],
     runs: str | None,
@@ -218,23 +226,17 @@ def _previews(
     """The measured runs beside the sweep's, by the notebook that draws them; as of _print_left."""
     from workbench.experiments import plans, study
 
-    studies: dict[str, tuple[Any, Any]] = {
-        BATCHING: (plans.BatchPlan, plans.batch_runs),
-        ABLATION: (plans.AblationPlan, plans.ablation_runs),
-        COMPARED: (plans.StrategyPlan, plans.strategy_runs),
-        OPTIMISATION: (plans.PolicyPlan, partial(study.policies_planned, runs_dir=runs,
-                                                    stale_ok=how["stale_ok"])),
-    }  # fmt: skip
+    policies = partial(study.policies_planned, runs_dir=runs, stale_ok=how["stale_ok"])
+    runs_of: dict[str, Any] = {BATCHING: plans.batch_runs, ABLATION: plans.ablation_runs,
+                               COMPARED: plans.strategy_runs, OPTIMISATION: policies}  # fmt: skip
     same = [stem for stem in ON_RUNGS if stem in given]
-    if same and configs[same[0]].profile == "full":
+    if same and profile == "full":
         few = plans.recorded_config("full", shares=study.COMPARED_SHARES)
         name = f"measured SmolLM2 ({', '.join(stem[:2] for stem in same)})"
         yield name, study.preview(few, runs, **how)
-    for stem, (kind, runs_of) in studies.items():
-        if stem in given:
-            config = configs[stem]
-            plan = plans.plan_of(kind, config.profile, given[stem])
-            yield stem, study.preview(config, runs, specs=runs_of(config, plan), **how)
+    for stem, plan in _plans(profile, given).items():
+        specs = runs_of[stem](configs[stem], plan)
+        yield stem, study.preview(configs[stem], runs, specs=specs, **how)
 
 
 def _time(seconds: float) -> str:
@@ -255,7 +257,7 @@ def _replays_left(
     """
     from workbench.experiments import plans, study
     from workbench.experiments.batching import run_batches_replayed
-    from workbench.experiments.sensitivity import Base, replay_seconds
+    from workbench.experiments.sensitivity import replay_seconds
     from workbench.experiments.settings import RECORDED, REPLAYED
 
     def far(stem: str, rung: Any = plans.replayed_config, **more: Any) -> SweepConfig:
@@ -310,9 +312,7 @@ def _replays_left(
         bear = _sizes(given[OPTIMISATION], "budgets", "kv_shares")
         yield f"{REPLAYED} ({OPTIMISATION[:2]})", *left(bear, *what)
     if MISSING in given:
-        own = given[MISSING]
-        base = Base.of(own["asked"], own["rounds"], own["replays"])
-        todo = base.replays_left(profile, own["values"])
+        todo = _missing(profile, given)
         yield MISSING, len(todo), len(todo), sum(todo), ""
 
 

@@ -357,7 +357,7 @@ Measured = Annotated[dict[str, Any], [
     option("profile", Literal["quick", "default", "full"], "repeats or problems", "default"),
     option("model", str, "what is measured (default: tiny-solver)"),
     option("llm", str, "search, identity, reenact: generator (default: the tiny one)"),
-    option("prm", str, "search, identity, reenact, prm: reward model (default: as the LLM)"),
+    option("prm", str, "search, identity, reenact, prm: reward model (tiny-prm, else the LLM)"),
     option("data", str, "prm: a .jsonl file as ProcessBench's (default: the tiny family)"),
     option("prm_format", str, "prm: how it is asked (default: as its name tells)"),
     option("critiques", int, "prm: of a verifier that writes them, a step", min=1),

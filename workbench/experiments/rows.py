@@ -29,6 +29,7 @@ from workbench.experiments.study import (
     COMPARED_SHARES,
     Committed,
     Study,
+    reasons,
     rung,
     rung_of,
 )
@@ -716,8 +717,7 @@ def on_rungs(
         if isinstance(each, Committed):
             parts.append(each.figure(figure)[0])
         elif each.runs.empty:
-            reasons = "; ".join(sorted(set(each.all_runs["error"].dropna())))
-            raise RunStoreError(f"No run of {figure} finished: {reasons or 'none is stored'}.")
+            raise RunStoreError(f"No run of {figure} finished: {reasons(each.all_runs)}.")
         else:
             parts.append(view(each).assign(rung=rung(each.runs)))
     return pd.concat(parts, ignore_index=True)

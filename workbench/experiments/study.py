@@ -80,8 +80,7 @@ class Study(stored.RunTables):
             once = (every["repeat"] == 0) | (every["role"] == TIMED)
             wanted = every[(every["status"] == FINISHED) & ~every["role"].isin(AUXILIARY) & once]
         if wanted.empty and self.plan is not None:
-            reasons = sorted(set(every["error"].dropna())) if len(every) else ["none is stored"]
-            raise RunStoreError(f"No run of the study finished: {'; '.join(reasons)}.")
+            raise RunStoreError(f"No run of the study finished: {reasons(every)}.")
         if wanted.empty:
             return wanted
         runs = load_runs(list(wanted["folder"]))  # anew: beside failed runs, counts are floats
@@ -118,6 +117,13 @@ class Study(stored.RunTables):
     def __repr__(self) -> str:
         counts = f"{len(self.folders)} runs stored, {len(self.missing)} missing"
         return f"Study({self.config.profile}: {counts})"
+
+
+def reasons(runs: pd.DataFrame) -> str:
+    """Why runs did not finish, each reason once."""
+    if runs.empty:
+        return "none is stored"
+    return "; ".join(sorted(set(runs["error"].dropna().astype(str))))
 
 
 # -- carrying out --
@@ -224,10 +230,10 @@ def working_set_of(runs: pd.DataFrame) -> plans.WorkingSet:
     own = runs[(runs["role"] == settings.REFERENCE) & (runs["technique"] == NONE)]
     done = own[own["status"] == FINISHED].sort_values("seed")
     if done.empty or len(done) < len(own):
-        reasons = "; ".join(sorted(set(own["error"].dropna().astype(str))))
         raise RunStoreError(
             f"{len(own) - len(done)} of {len(own)} searches with memory uncapped, which tell the "
-            f"working set, did not finish: {reasons}. --retry-failed repeats those that failed."
+            f"working set, did not finish: {reasons(own)}. --retry-failed repeats those that "
+            "failed."
         )
     llm, prm = (int(done.iloc[0][f"{model}_active_bytes"]) for model in ENGINES)
     return plans.WorkingSet(llm, prm, longest=int(done["longest"].max()))
@@ -355,8 +361,8 @@ def run_rungs(
     found.append(run_replayed(thesis, runs_dir, **how))
     for each in found:
         if each.runs.empty:
-            reasons = "; ".join(each.all_runs["error"].dropna().unique())
-            warnings.warn(f"Not drawn, {rung_of(each.config.llm)}: {reasons}.", stacklevel=2)
+            why = f"{rung_of(each.config.llm)}: {reasons(each.all_runs)}"
+            warnings.warn(f"Not drawn, {why}.", stacklevel=2)
     return [each for each in found if len(each.runs)]
 
 
