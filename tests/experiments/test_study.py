@@ -264,7 +264,7 @@ def test_runs_of_other_code_are_made_anew_unless_stale_is_ok(tmp_path, monkeypat
     assert seen.num_to_run == 4
     at = str(before.runs["git_commit"][0])[:12]
     assert "4 of them are stored of other code: `--" in str(seen)
-    at = f"`--at {at}` goes on with that of {before.runs['run_id'][0]}, `--stale ok`"
+    at = f"`--at {at}` goes on with that of {seen.runs['stale'][0].name}, `--stale ok`"
     assert (at in str(seen)) == (not before.runs["git_dirty"][0])
     stale = preview(CONFIG, tmp_path, stale_ok=True)
     assert (stale.num_to_run, set(stale.runs["status"])) == (0, {"finished, other code"})
