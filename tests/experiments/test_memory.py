@@ -27,8 +27,24 @@ def test_one_request_of_the_longest_length_sets_the_end():
     whole, half, odd = (shares_of(replace(TINY, max_model_len=n)) for n in (2048, 1024, 1025))
     assert [ends.llm.blocks for ends in (whole, half, odd)] == [128, 64, 65], "whole blocks"
     assert half.low < odd.low < whole.low
-    outside = shares_of(TINY, activations=(2**20, 0))
-    assert outside.low == pytest.approx(whole.low + 1 / 64)
+    assert shares_of(TINY, activations=(2**20, 0)) == whole, "they are outside the total"
+    inside = shares_of(replace(TINY, activations_in_total=True), activations=(2**20, 0))
+    assert inside.low == pytest.approx(whole.low + 1 / 64)
+    assert inside.high == whole.high
+
+
+def test_activations_are_the_largest_step_s_buffers_where_nothing_was_measured():
+    """Of both models at the thesis's limits; 8,192 tokens and 256 rows, two bytes a number."""
+    thesis = sweep_config("thesis")
+    ends, outside = shares_of(thesis), shares_of(replace(thesis, activations_in_total=False))
+    sizes = (2048, 3072 + 2048 + 8192, 128256), (4096, 6144 + 4096 + 14336, 128256)
+    buffers = [2 * (8192 * (2 * h + i) + 256 * (h + v)) for h, i, v in sizes]
+    assert [ends.llm.activations, ends.prm.activations] == buffers
+    assert ends.low - outside.low == pytest.approx(buffers[0] / ends.total)
+    assert outside.high - ends.high == pytest.approx(buffers[1] / ends.total)
+    lost = outside.at(0.3).blocks("prm") - ends.at(0.3).blocks("prm")
+    assert lost == pytest.approx(buffers[1] / ends.prm.block_bytes, abs=1)
+    assert str(ends).endswith("is feasible in 40.0 GiB, 912.2 MiB of activations in it")
 
 
 def test_on_a_gpu_a_model_keeps_the_type_of_its_file():
@@ -46,8 +62,7 @@ def test_what_is_not_feasible_or_not_known_is_said():
     ends = shares_of(TINY, total="16MiB")
     assert ends.low > ends.high
     assert "no share is feasible" in str(ends)
-    unknown = shares_of(TINY, activations=None)
-    assert str(unknown).endswith("is feasible in 64.0 MiB, less what activations take")
+    assert str(shares_of(TINY)).endswith("is feasible in 64.0 MiB")
     with pytest.raises(ModelError, match="no model"):
         shares_of(replace(TINY, prm="nothing-of-this-name"))
 

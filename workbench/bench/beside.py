@@ -30,7 +30,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,12 +46,12 @@ from workbench.bench.engine import PEERS_FOLDER, peer_dtypes, peer_files
 from workbench.bench.peers import PeerError, PeerProcess
 from workbench.bench.record import Row, meanwhile, median_row
 from workbench.bench.serve import metrics_of, served, version_of, vllm_command
-from workbench.config import SearchConfig, SweepConfig, parse_size
+from workbench.config import SweepConfig, parse_size
 from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.experiments.execute import make_strategy
+from workbench.experiments.execute import make_search, make_strategy
 from workbench.experiments.provenance import git_state
 from workbench.experiments.runs import sweep_problems
 from workbench.experiments.statistics import bootstrap_mean
@@ -65,7 +65,7 @@ from workbench.search.answers import (
     same_answer,
     vote,
 )
-from workbench.search.prm import PRM, known_format
+from workbench.search.prm import known_format
 from workbench.search.problems import Problem
 from workbench.search.search import Search
 from workbench.search.strategies import BeamSearch
@@ -236,12 +236,11 @@ def measured(
 
 def search_of(problems: Sequence[Problem], pair: Pair, workload: SweepConfig, seed: int) -> Search:
     """The workload's search; a beam search's last iteration goes on to max_step_tokens."""
-    own = {each.name: getattr(workload, each.name) for each in fields(SearchConfig)}
-    scorer, strategy = PRM(pair[1], own.pop("prm_format")), make_strategy(workload)
+    strategy = make_strategy(workload)
     if isinstance(strategy, BeamSearch):
         limit = workload.max_step_tokens
         strategy = replace(strategy, finish_at_limit=True, limit_tokens=limit)
-    return Search(problems, llm=pair[0], prm=scorer, strategy=strategy, seed=seed, **own)
+    return make_search(problems, *pair, workload, seed, strategy=strategy)
 
 
 def measured_here(workload: SweepConfig, kv_memory: str, seeds: Sequence[int]) -> list[Measured]:

@@ -191,21 +191,27 @@ def _traced(trace: Trace) -> dict[str, pd.DataFrame]:
 
 
 def make_arena(spec: RunSpec) -> KVArena:
-    """The memory of both models: what a run gives it, else what both models' weights leave of the
-    total, split as the run's share comes to. OutOfMemory where a floor cannot be met.
-    """
+    """The memory of both models. OutOfMemory where a floor cannot be met."""
     names, shapes = ("block_size", "max_model_len", "dtype", "device"), []
     for role in ENGINES:
         own = spec.engine(role)
         given = {name: getattr(own, name) for name in names}
         shapes.append(block_shape(own.model, name=role, **given))
-    policy = POLICIES[str(spec.config.policy)]()
+    kv_bytes, kv_share = kv_split(spec)
+    return KVArena(kv_bytes, shapes, POLICIES[str(spec.config.policy)](), kv_share)
+
+
+def kv_split(spec: RunSpec) -> tuple[int, float | None]:
+    """Bytes of both caches: what a run gives them, else what both models leave of the total. And
+    the LLM's part as the run's share comes to; None where a policy keeps no split.
+    """
     kv_bytes, kv_share = spec.get("kv_bytes"), spec.get("kv_share")
     if kv_bytes is None:
         (llm, llm_bytes), (prm, _) = map(feasibility(spec).of, ENGINES)
         kv_bytes = spec.total_bytes - llm.fixed - prm.fixed
-        kv_share = (llm_bytes - llm.fixed) / kv_bytes if policy.keeps_split else None
-    return KVArena(kv_bytes, shapes, policy, kv_share)
+        keeps = spec.config.policy is None or POLICIES[spec.config.policy]().keeps_split
+        kv_share = (llm_bytes - llm.fixed) / kv_bytes if keeps else None
+    return kv_bytes, kv_share
 
 
 def make_strategy(config: StrategyConfig) -> Strategy:
@@ -223,11 +229,13 @@ def make_search(
     record: Path | None = None,
     **more: Any,
 ) -> Search:
-    """A search with the settings, strategy and PRM's format of `config`. more: of `Search`."""
+    """A search with the settings, strategy and PRM's format of `config`. more: of `Search`, in the
+    place of these.
+    """
     own = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
     scorer = PRM(prm, own.pop("prm_format"))
     own |= {"strategy": make_strategy(config), "seed": seed, "record": record}
-    return Search(problems, llm=llm, prm=scorer, **own, **more)
+    return Search(problems, llm=llm, prm=scorer, **own | more)
 
 
 def with_wall_part(problems: pd.DataFrame, throughput: Throughput) -> pd.DataFrame:
@@ -512,10 +520,7 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     for role in ENGINES:
         own = ((n.removeprefix(f"{role}_"), v) for n, v in spec.own if n.startswith(f"{role}_"))
         asked[role] = dict(own)
-    if spec.get("kv_bytes"):
-        asked |= {"kv_memory": spec.get("kv_bytes"), "kv_share": spec.get("kv_share")}
-    else:
-        asked |= {"total_memory": spec.total_bytes, "llm_share": spec.llm_share}
+    asked |= dict(zip(("kv_memory", "kv_share"), kv_split(spec)))
     rung = f"replayed {config.llm}" if is_recorded else settings.REPLAYED
     rung = settings.RECORDED if config.problems == settings.RECORDING else rung
     if config.prm != answers.recording.prm.name:
@@ -525,6 +530,7 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     parts = {}
     for role, memory in zip(ENGINES, found.memory, strict=True):
         held = {"weights_bytes": memory.weight_bytes, "kv_bytes": memory.kv_bytes}
+        held["activations_bytes"] = feasibility(spec).of(role)[0].activations
         held |= {"block_bytes": memory.block_bytes, "blocks": memory.num_blocks}
         parts[role] = held | {"kv_tokens": memory.num_blocks * config.block_size}
     row = run_columns(found.throughput, found.trace, parts)

@@ -2,12 +2,13 @@
 
 The same rule as the engines': weights (and activations where the total pays for them) are taken
 off, and what is left must hold ceil(max_model_len / block_size) blocks. Computed from a model's
-config alone, without weights or torch.
+config alone, without weights or torch: activations are the buffers of the largest step, beside
+which only the engine that is built knows what kernels take for a moment.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,6 @@ class FeasibleShares:
     total: int
     llm: Need
     prm: Need
-    activations_known: bool = True  # False: the total pays for activations not measured yet
 
     @property
     def low(self) -> float:
@@ -76,8 +76,9 @@ class FeasibleShares:
         if self.low > self.high:
             least = format_size(self.llm.least + self.prm.least)
             return f"no share is feasible in {total}: the two models need {least} at least"
-        unknown = "" if self.activations_known else ", less what activations take"
-        return f"llm_share {self.low:.3f} to {self.high:.3f} is feasible in {total}{unknown}"
+        buffers = self.llm.activations + self.prm.activations
+        inside = f", {format_size(buffers)} of activations in it" if buffers else ""
+        return f"llm_share {self.low:.3f} to {self.high:.3f} is feasible in {total}{inside}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,23 +121,21 @@ class Feasibility(FeasibleShares):
 
 
 def shares_of(
-    config: SweepConfig, activations: tuple[int, int] | None = (0, 0), total: int | str = ""
+    config: SweepConfig, activations: tuple[int, ...] = (), total: int | str = ""
 ) -> FeasibleShares:
     """The ends of the axis for a sweep's two models in its memory, or in another `total`.
 
-    activations: bytes of (LLM, PRM) where the total pays for them; None where they are not known
-    yet and the ends are therefore too wide. Raises ModelError for an unknown model.
+    activations: bytes of (LLM, PRM) as measured, where the total pays for them; else by formula.
+    Raises ModelError for an unknown model.
     """
-    llm, prm = (
-        _need(model, config, bytes_)
-        for model, bytes_ in zip((config.llm, config.prm), activations or (0, 0), strict=True)
-    )
-    size = parse_size(total or config.total_memory)
-    return FeasibleShares(size, llm, prm, activations is not None)
+    needs = [_need(model, config) for model in (config.llm, config.prm)]
+    if activations and config.activations_in_total:
+        needs = [replace(n, activations=size) for n, size in zip(needs, activations, strict=True)]
+    return FeasibleShares(parse_size(total or config.total_memory), *needs)
 
 
 def feasibility(run: RunSpec) -> Feasibility:
-    """Whether a run's two engines can be built, as far as configs tell: without activations."""
+    """Whether a run's two engines can be built, as far as configs tell."""
     llm, prm = (_need(each.model, each) for each in map(run.engine, ENGINES))
     return FeasibleShares(run.total_bytes, llm, prm).at(run.llm_share)
 
@@ -147,13 +146,15 @@ def _itemsize(model: str, config: EngineConfig | SweepConfig) -> int:
     return DTYPE_BYTES.get(usual if config.dtype == "auto" else config.dtype, 4)
 
 
-def _need(model: str, config: EngineConfig | SweepConfig, activations: int = 0) -> Need:
+def _need(model: str, config: EngineConfig | SweepConfig) -> Need:
     spec, size = model_spec(model), _itemsize(model, config)
     blocks = -(-(config.max_model_len or spec.max_model_len) // config.block_size)
     block_bytes = spec.block_bytes(config.block_size, size)
     is_packed = config.device == "cpu" and size == DTYPE_BYTES["float32"]  # what is quantised
     weights = held_bytes(model, size) if is_packed else spec.weight_bytes(size)
     weights += spec.table_bytes(size)
+    step = config.max_num_batched_tokens, config.max_num_seqs
+    activations = spec.step_bytes(*step, size) if config.activations_in_total else 0
     return Need(model, weights, activations, block_bytes, blocks)
 
 

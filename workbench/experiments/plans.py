@@ -114,11 +114,9 @@ def recorded_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 
 
 def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """The thesis profile's models and limits, the profile's shares. Activations are outside the
-    total, as on the embedded pair's rung.
-    """
+    """The thesis profile's models and limits, the profile's shares."""
     num_problems, seeds = SIZES.get(profile, (IN_FLIGHT, (0,)))
-    own = dict[str, Any](num_problems=num_problems, seeds=seeds, activations_in_total=False)
+    own = dict[str, Any](num_problems=num_problems, seeds=seeds)
     own |= {"shares": sweep_config(profile).shares, "profile": profile} | ALIKE
     return SweepConfig.from_dict(PROFILES["thesis"] | own | overridden(overrides))
 

@@ -56,8 +56,7 @@ class PairMemory:
     @property
     def shares(self) -> FeasibleShares:
         """The ends of the axis; activations count where the total pays for them."""
-        llm, prm = self.limits if self.config.activations_in_total else (0, 0)
-        return shares_of(self.config, (llm, prm))
+        return shares_of(self.config, self.limits)
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def study_memory(
                 parts = _built(spec.engine(model))
                 row |= {f"{model}_{name}": value for name, value in parts.items()}
             rows.append(row)
-        except OutOfMemory as problem:  # activations in the total are known to the engine alone
+        except OutOfMemory as problem:  # what kernels take is known to the engine alone
             reasons.append(str(problem))
     if not rows:
         why = "; ".join(reasons)

@@ -179,9 +179,8 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
         Value("dtype", "not stated", both("dtype"), "bf16 has no exact kernels on a CPU",
               (Setting("8 bit, products in 16", need={"width": 1}),
                Setting("32 bit, products in 16", need={"width": 4}))),
-        Value("activations", "in the total", "in it (the thesis profile, and the replays of this "
-              "table), outside it (tiny, and the replays of 1B + 8B drawn beside it)",
-              "they do not shrink as the tiny pair's weights do; pairs side by side are alike",
+        Value("activations", "in the total", "in it (thesis scale), outside it (tiny)",
+              "they do not shrink as the tiny pair's weights do",
               (Setting("outside the total", need={"activations": False}),)),
         Value("seeds", "not stated", f"{len(tiny.seeds)} (default), {len(full.seeds)} (full)",
               "a run's seed fixes every token",

@@ -431,8 +431,7 @@ def preview(
     runs = pd.DataFrame(rows)
     seconds = seconds_per_problem(config, store) if runs["expected_s"].any() else None
     runs["expected_s"] *= seconds or plans.SECONDS_PER_PROBLEM.get(config.problems, 1.5)
-    ends = shares_of(config, None if config.activations_in_total else (0, 0))
-    return Preview(runs, ends, seconds is not None or not runs["expected_s"].any())
+    return Preview(runs, shares_of(config), seconds is not None or not runs["expected_s"].any())
 
 
 def policies_planned(

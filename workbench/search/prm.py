@@ -191,10 +191,11 @@ class ThinkPRM(Format):
 
     The verdict is the softmax over "yes" and "no" after the critique and the question whether the
     solution is correct. Steps are shown as they are, a line each. What both words begin with, if a
-    tokenizer cuts them so, goes before the verdict. Raises ModelError where the tokenizer cannot
-    write the words or tell them apart. Source: Khalifa et al. 2025, arXiv 2504.16828
-    (mukhal/ThinkPRM, prompt of utils/helper.py, decision of prm/thinkprm_api.py). GenPRM (Zhao et
-    al. 2025, arXiv 2504.00891) reads its score alike and averages it over critiques.
+    tokenizer cuts them so, goes before the verdict. A critique is read as it was sampled; the
+    source cuts off what ended it, and ends it at a question of its own, too. Raises ModelError
+    where the tokenizer cannot write the words or tell them apart. Source: Khalifa et al. 2025,
+    arXiv 2504.16828 (mukhal/ThinkPRM, prompt of utils/helper.py, decision of prm/thinkprm_api.py).
+    GenPRM (Zhao et al. 2025, arXiv 2504.00891) reads its score alike, and averages critiques'.
     """
 
     critique_stop = ("</think>",)

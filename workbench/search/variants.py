@@ -40,12 +40,24 @@ from workbench.search.strategies import (
 Positive = Annotated[float, Range(1e-6)]
 
 
+STEP_BY_STEP = "Let's think step by step."
+"""An instruction: chain of thought without examples (Kojima et al. 2022, arXiv 2205.11916)."""
+WORKED = (
+    "Q: A shelf holds 3 boxes of 8 pens, and 5 pens lie beside them. How many pens are there?\nA: "
+    "3 boxes of 8 pens are 3 * 8 = 24 pens. With the 5 beside them there are 24 + 5 = 29. The "
+    "answer is \\boxed{29}.",
+    "Q: What is the sum of all x with x^2 = 7x - 12?\nA: x^2 - 7x + 12 = (x - 3)(x - 4), so x is 3 "
+    "or 4. Their sum is 3 + 4 = 7. The answer is \\boxed{7}.",
+)
+"""Examples of chain of thought (Wei et al. 2022, arXiv 2201.11903); the problems are our own."""
+
+
 @dataclass(frozen=True, slots=True)
 class SelfConsistency(Checked):
     """The answer that most of n samples give, without a score (Wang et al. 2022, arXiv 2203.11171).
 
-    examples: worked problems, put before the question; instruction: put after it, for instance
-    "Let's think step by step." (chain of thought: Wei et al. 2022, Kojima et al. 2022).
+    examples: worked problems, put before the question, as WORKED; instruction: put after it, as
+    STEP_BY_STEP.
     """
 
     n: AtLeastOne = 16
