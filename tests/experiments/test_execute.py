@@ -215,14 +215,16 @@ def replayed(root):
     return run_replayed(plans.replayed_config("quick", **FEW), root)
 
 
-def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) -> None:
+def test_problems_add_up_to_the_run_and_blocks_are_what_the_rest_leaves(replayed) -> None:
     problems, runs = replayed.table("problems"), replayed.runs
     sums = problems.groupby("llm_share")[["tokens", "wall_part_s"]].sum()
     assert sums["wall_part_s"].tolist() == pytest.approx(runs["wall_s"].tolist())
     assert sums["tokens"].tolist() == runs["sampled_tokens"].tolist()
     assert sums["tokens"].nunique() == 1, "the split changes no token"
     for engine in ("llm", "prm"):
-        left = runs[f"{engine}_bytes"] - runs[f"{engine}_weights_bytes"]
+        assert (runs[f"{engine}_activations_bytes"] > 0).all(), "they are in the total"
+        parts = [f"{engine}_{name}_bytes" for name in ("weights", "activations")]
+        left = runs[f"{engine}_bytes"] - runs[parts].sum(axis=1)
         assert (runs[f"{engine}_blocks"] == left // runs[f"{engine}_block_bytes"]).all()
     text = provenance_of(replayed)
     assert settings.REPLAYED in text and "Nothing was run: tokens are MATH-500's lengths" in text
@@ -297,10 +299,28 @@ def test_what_a_replay_tells_of_the_ablation_is_its_speed(root) -> None:
     asked = replace(settings.RunSpec(config, 0.3, 0), config=replace(config, finish_at_limit=True))
     with pytest.raises(ConfigError, match="finish_at_limit=False"):
         execute.replayed_run(PRESETS["a100-40"], asked)
-    for name, value in (("strategy", "dvts"), ("dtype", "float32"), ("score_shuffle_seed", 1)):
-        other = replace(asked, config=replace(asked.config, finish_at_limit=False, **{name: value}))
+    asked = replace(asked, config=replace(config, finish_at_limit=False))
+    recorded = plans.recorded_config("quick", strategy="dvts")
+    rebase = replace(asked.config, strategy="rebase", balance_temperature=0.5)
+    for name, own in (
+        ("strategy", recorded),
+        ("dtype", replace(asked.config, dtype="float32")),
+        ("score_shuffle_seed", replace(asked.config, score_shuffle_seed=1)),
+        ("balance_temperature", rebase),
+    ):
+        other = replace(asked, config=own, seed=own.seeds[0])
         with pytest.raises(ConfigError, match=f"{name} is .*; the search that is replayed has"):
             execute.replayed_run(PRESETS["a100-40"], other)
+
+
+def test_the_search_that_is_made_of_lengths_is_the_config_s_strategy_s() -> None:
+    """With its usual settings; others are refused above."""
+    config, speeds = plans.replayed_config("quick", **FEW), []
+    for strategy in ("beam_search", "rebase"):
+        spec = settings.RunSpec(replace(config, strategy=strategy), 0.3, 0)
+        row = execute.replayed_run(PRESETS["a100-40"], spec).measured
+        speeds.append(row["tokens_per_s"])
+    assert speeds[0] != speeds[1]
 
 
 def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(root) -> None:

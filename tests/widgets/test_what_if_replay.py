@@ -37,6 +37,17 @@ def test_the_thesis_s_pair_comes_first_and_the_tiny_one_second():
     assert r.recorded(infos[r.THESIS].path).recording == infos[r.THESIS].header
 
 
+def test_the_thesis_s_pair_is_offered_with_every_strategy_that_can_be_drawn():
+    """Each replays with its own requests, under the same device and memory."""
+    infos = r.find_recordings(r.DRAWN)
+    told = [str(info).split(", ")[2] for info in infos.values()]
+    assert told == ["BeamSearch", "BestOfN", "DVTS", "Lookahead", "REBASE", "ETS"]
+    assert {info.position().at(0.3).parameters["device"] for info in infos.values()} == {"a100-40"}
+    one, other = (r.replay(infos[name], infos[name].position()) for name in list(infos)[:5:4])
+    assert other.position.recording == "thesis-48-rebase"
+    assert one.row["prm_seconds"] != other.row["prm_seconds"]
+
+
 def test_a_calibrated_device_is_offered_beside_the_presets(tmp_path, monkeypatch):
     """Where `workbench calibrate` left it in the project; no other file is."""
     monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))

@@ -481,19 +481,21 @@ def replay_identity(device: Device, config: SweepConfig) -> Identity:
 def rung_answers(config: SweepConfig, seed: int) -> Answers:
     """The search of a replayed rung, recorded or made, with critiques where the PRM writes them."""
     sizes = config.num_problems, config.n, config.beam_width, config.max_depth, seed
-    writes = None
+    writes, strategy = None, config.strategy
     if config.prm_format == "thinkprm":
         asked = {"count": config.critiques, "tokens": config.critique_tokens}
         writes = Critiques(**{name: value for name, value in asked.items() if value is not None})
-    return _answers(config.problems, sizes, writes)
+    return _answers(config.problems, sizes, strategy, writes)
 
 
 @lru_cache(maxsize=1)  # seeds come one after the other: one is kept
 def _answers(
-    problems: str, sizes: tuple[int, int, int, int, int], writes: Critiques | None
+    problems: str, sizes: tuple[int, int, int, int, int], strategy: str, writes: Critiques | None
 ) -> Answers:
-    is_recorded = problems in recording_names()
-    found = load_recording(problems) if is_recorded else workload.thesis_search(*sizes)
+    if problems in recording_names():
+        found = load_recording(problems)
+    else:
+        found = workload.thesis_search(*sizes, strategy=strategy)
     return Answers(workload.with_critiques(found, writes, seed=sizes[-1]) if writes else found)
 
 
@@ -509,7 +511,7 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     how, llm = answers.recording.settings, answers.recording.llm.name
     there: Any = {"llm": llm, "score_shuffle_seed": how.score_shuffle_seed}
     sizes = how.strategy_settings
-    there |= {n: sizes[n] for n in ("n", "beam_width", "max_depth") if n in sizes}
+    there |= {n: sizes[n] for n in sizes if getattr(config, n, None) is not None}
     there |= {"num_problems": len(answers.recording.problems)}
     there |= {"strategy": next(n for n, s in STRATEGIES.items() if s.__name__ == how.strategy)}
     there |= {} if is_recorded else {"dtype": "bfloat16"}

@@ -130,9 +130,8 @@ def memory_numbers(drawn: Drawn) -> Named:
         first = blocks[blocks["how"] == how].iloc[0]
         found[f"{name}Feasible"] = f"{first['low_end']:.3f} to {first['high_end']:.3f}"
     parts = parts[parts["how"] == "computed"]
-    for name, own in (("thesis", parts), ("far", drawn.rows("memory_split", REPLAYED))):
-        room = _at_thesis(own)[["llm_kv_tokens", "prm_kv_tokens"]].iloc[0]
-        found[f"{name}Tokens"] = judged.listed(room, ",.0f")
+    room = _at_thesis(parts)[["llm_kv_tokens", "prm_kv_tokens"]].iloc[0]
+    found["thesisTokens"] = judged.listed(room, ",.0f")
     weights = parts[(parts["part"] == "weights") & (parts["model"] == "prm")]["bytes"].iloc[0]
     found["leastTotal"] = format_size(weights / sensitivity.LOW)
     return found | {"prmWeights": format_size(weights)}

@@ -8,6 +8,7 @@ replay but arithmetic over those of what is taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
@@ -21,7 +22,7 @@ from workbench.config import Range, SweepConfig, check, format_size, parse_size,
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.backends import Backend
 from workbench.experiments.export import read_figure
-from workbench.experiments.memory import DTYPE_BYTES
+from workbench.experiments.memory import DTYPE_BYTES, shares_of
 from workbench.experiments.plans import EVERY_SHARE, PROFILES, sweep_config
 from workbench.experiments.settings import REPLAYED, THESIS_SHARE, nearest_to_thesis, overridden
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
@@ -111,6 +112,8 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
     base, assumed = base or Base(), Assumptions()
     asked = base.asked
     longest = min(model_spec(model).max_model_len for model in (tiny.llm, tiny.prm))
+    ends = shares_of(thesis)
+    least = math.ceil(max(ends.llm.least / LOW, ends.prm.least / (1 - HIGH)))
     means = {None: longest, "auto": "float32"}  # what both can read; what a CPU computes in
     own = tiny.min_problem_batch * tiny.n / tiny.max_num_seqs
     times = asked.in_flight * asked.n / asked.max_num_seqs
@@ -136,7 +139,7 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
               set_to("device", "l40s", "a100-80", "h100", said="{}, the same memory")),
         Value("total memory", "not stated",
               f"{format_size(parse_size(tiny.total_memory))} (tiny), {base.total} (thesis scale)",
-              "0.08 to 0.5 is feasible from 34.7 GiB on",
+              f"{LOW:g} to {HIGH:g} is feasible from {format_size(least)} on",
               (Setting("l40s, 44 GiB", {"device": "l40s", "total": "44GiB"}),
                Setting("a100-80, 72 GiB", {"device": "a100-80", "total": "72GiB"}),
                Setting("h100, 72 GiB", {"device": "h100", "total": "72GiB"}),

@@ -351,9 +351,10 @@ def run_rungs(
     if committed(profile, shares, *sizes.values()):
         return [Committed(settings.RECORDED), Committed(settings.REPLAYED)]
     how: Any = {"stale_ok": stale_ok, "retry_failed": retry_failed}
-    found = [run_replayed(plans.recorded_config(profile, shares=shares), runs_dir, **how)]
+    asked = {"strategy": sizes.get("strategy")}  # of one recorded with another none is drawn
+    found = [run_replayed(plans.recorded_config(profile, shares=shares, **asked), runs_dir, **how)]
     if profile == "full":
-        few = plans.recorded_config(profile, shares=COMPARED_SHARES)
+        few = plans.recorded_config(profile, shares=COMPARED_SHARES, **asked)
         found.insert(0, run_sweep(few, runs_dir, **how))
     if surer:
         how["surer"] = plans.SURER.get(profile)
@@ -494,15 +495,17 @@ def provenance(
     drawn = seeds if seed is None or seeds == "1 seed" else f"seed {seed} of {seeds}"
     columns = "profile", "machine", "num_problems", "n"
     profile, machine, problems, n = (" and ".join(runs[c].astype(str).unique()) for c in columns)
+    searched = runs["strategy"].unique().tolist() if "strategy" in runs else []
+    how = f"{searched[0]}, " if len(searched) == 1 and searched != [SweepConfig().strategy] else ""
     models = (
         f"LLM {first['llm']}, PRM {first['prm']} ({rung(runs)}); total memory "
         f"{format_size(int(first['total_memory']))}{outside}{policy}."
     )
-    searched = (
-        f"Profile {profile}: {problems} problems, {drawn}, n = {n}, beam "
+    sample = (
+        f"Profile {profile}: {problems} problems, {drawn}, {how}n = {n}, beam "
         f"width {first['beam_width']}; {machine}{commits_of(pd.concat([runs, beside]))}."
     )
-    return "\n".join([models, searched, *notes, CARRIES_OVER])
+    return "\n".join([models, sample, *notes, CARRIES_OVER])
 
 
 def commits_of(runs: pd.DataFrame) -> str:

@@ -29,15 +29,24 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.memory import FeasibleShares, Need
 from workbench.experiments.provenance import project_root
 from workbench.plots.caching import decimated
+from workbench.replay.advise import DEPTH
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.what_if import what_if
-from workbench.replay.workload import recording_names, recording_path, thesis_search
+from workbench.replay.workload import (
+    DRAWN_STRATEGIES,
+    recording_names,
+    recording_path,
+    thesis_search,
+)
 from workbench.search.recording import Recording, read_header, read_recording
+from workbench.search.strategies import BestOfN
 
 THESIS, TINY = "thesis-48", "tiny-16-n16"  # offered first and second
+DRAWN = {THESIS: "beam_search"} | {f"{THESIS}-{name}": name for name in DRAWN_STRATEGIES[1:]}
+"""Searches of the thesis's pair that are drawn, not recorded, and their strategies."""
 THESIS_DEPTH = 10  # steps of its beams, so that it is drawn and replayed in about a second
-USUAL = {THESIS: {"device": "a100-40", "total_memory": 40 << 30}}
+USUAL = {"device": "a100-40", "total_memory": 40 << 30}  # of what is drawn
 LIMITS = {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
 BLOCK_COLUMNS = ("blocks_active", "blocks_cached")
 DRAWN_STEPS = 150  # stretches that a model's blocks are thinned to
@@ -85,7 +94,7 @@ class RecordingInfo(NamedTuple):
         kind, settings = self.header.settings.strategy, self.header.settings.strategy_settings
         width = f", beam width {settings['beam_width']}" if settings.get("beam_width") else ""
         models = f"LLM {self.header.llm.name}, PRM {self.header.prm.name}"
-        drawn = f", drawn to {THESIS_DEPTH} steps" if self.name == THESIS else ""
+        drawn = f", drawn to {THESIS_DEPTH} steps" if self.name in DRAWN else ""
         problems = f"{len(self.header.problems)} problems{drawn}"
         return f"{models}, {kind}, n = {settings.get('n', 1)}{width}, {problems}"
 
@@ -105,7 +114,7 @@ class RecordingInfo(NamedTuple):
             "llm_share": min(max(round(llm / max(total, 1), 2), 0.01), 0.99),
             **{k: (self.header.llm.config or {}).get(k, usual) for k, usual in LIMITS.items()},
         }
-        recorded |= USUAL.get(self.name, {})
+        recorded |= USUAL if self.name in DRAWN else {}
         found = recorded | {name: value for name, value in given.items() if value is not None}
         return Position(self.name, **found | {"total_memory": parse_size(found["total_memory"])})
 
@@ -139,20 +148,25 @@ class RecordingInfo(NamedTuple):
 
 
 @cache
-def thesis() -> Recording:
-    """The thesis's pair: Llama-3.2-1B and an 8B PRM on 48 problems, n = 16, drawn not recorded."""
-    return thesis_search(48, 16, 4, THESIS_DEPTH)
+def thesis(name: str = THESIS) -> Recording:
+    """The thesis's pair: Llama-3.2-1B and an 8B PRM on 48 problems, n = 16. name: of DRAWN; whole
+    samples are of as many tokens as so many of DEPTH steps may have.
+    """
+    most = BestOfN().max_tokens * THESIS_DEPTH // DEPTH
+    return thesis_search(48, 16, 4, THESIS_DEPTH, strategy=DRAWN[name], max_tokens=most)
 
 
 def find_recordings(given: Sequence[str | PathLike[str]] | None = None) -> dict[str, RecordingInfo]:
-    """Recordings by name: files and names given, or THESIS and all of the package's."""
-    names = dict.fromkeys(map(str, given or (THESIS, TINY, *recording_names())))
+    """Recordings by name: files and names given, or those of DRAWN and all of the package's."""
+    names = dict.fromkeys(map(str, given or (THESIS, TINY, *DRAWN, *recording_names())))
     found = {}
     for name in names:
         path = Path(name)
-        if name != THESIS and path.suffix != ".parquet":
+        if name not in DRAWN and path.suffix != ".parquet":
             path = recording_path(name)
-        found[name] = RecordingInfo(name, path, thesis() if name == THESIS else read_header(path))
+        found[name] = RecordingInfo(
+            name, path, thesis(name) if name in DRAWN else read_header(path)
+        )
     return found
 
 
@@ -196,7 +210,7 @@ def recorded(path: Path) -> Answers:
 
 @lru_cache(maxsize=4)
 def _recorded(path: Path, _changed: int) -> Answers:
-    return Answers(thesis() if path == Path(THESIS) else read_recording(path))
+    return Answers(thesis(str(path)) if str(path) in DRAWN else read_recording(path))
 
 
 def replay(info: RecordingInfo, position: Position) -> Replay:
