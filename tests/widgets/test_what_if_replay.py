@@ -43,7 +43,13 @@ def test_the_thesis_s_pair_is_offered_with_every_strategy_that_can_be_drawn():
     told = [str(info).split(", ")[2] for info in infos.values()]
     assert told == ["BeamSearch", "BestOfN", "DVTS", "Lookahead", "REBASE", "ETS"]
     assert {info.position().at(0.3).parameters["device"] for info in infos.values()} == {"a100-40"}
+    room = infos[r.THESIS].feasible(at := infos[r.THESIS].position())
+    assert (room.llm.activations, room.prm.activations) == (351928320, 604635136), "of advise"
     one, other = (r.replay(infos[name], infos[name].position()) for name in list(infos)[:5:4])
+    kv = [room.at(0.3).blocks(model) * at.block_size for model in ("llm", "prm")]
+    assert [one.row[f"{model}_kv_tokens"] for model in ("llm", "prm")] == kv
+    with pytest.raises(OutOfMemory, match=r"llm_share 0\.01 is infeasible: the LLM .* lacks"):
+        r.replay(infos[r.THESIS], at.at(0.01))
     assert other.position.recording == "thesis-48-rebase"
     assert one.row["prm_seconds"] != other.row["prm_seconds"]
 

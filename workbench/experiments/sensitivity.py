@@ -46,6 +46,8 @@ from workbench.replay.workload import DRAWN_STRATEGIES, Assumptions, drawn_engin
 LOW, HIGH = EVERY_SHARE[0], EVERY_SHARE[-1]
 ASKED = Question(total="40GiB")
 FIGURE, TAKEN = "sensitivity", "taken"
+APART = 0.02  # between the plateau and what is known not to be on it, at most
+SHARPER = 3  # replays that this takes, roughly
 SECONDS_OF_A_BEAM = 1.5e-4  # roughly what one core takes to replay one step of one beam
 SURVIVES, DEPENDS, UNTRIED = "survives", "depends on it", "not replayed: it does not fit"
 PCIE_BYTES_PER_S = {"a100-40": 32e9, "a100-80": 32e9, "h100": 64e9, "h200": 64e9, "l40s": 32e9,
@@ -200,7 +202,7 @@ def values(base: Base | None = None) -> tuple[Value, ...]:
 @dataclass(frozen=True, slots=True)
 class Base:
     """What all settings are compared with. rounds: replayed of a search, two a step (None: of all
-    its steps); replays: shares of a setting, at least three.
+    its steps); replays: shares of a setting, at least three, before its plateau is sharpened.
     """
 
     asked: Question = ASKED
@@ -238,7 +240,8 @@ class Base:
         """Rows of one setting: its replays (kind replay), and what they come to (kind setting).
 
         Shares at both ends of the interval, or of what is feasible of it, and at 0.3 are replayed,
-        then those that the miss-ratio curves choose; of a pair that does not fit, what it lacks.
+        then those that the miss-ratio curves choose, then what tells the plateau's ends to within
+        APART; of a pair that does not fit, what it lacks.
         """
         where = {"value": value, "setting": setting.label}
         try:
@@ -249,6 +252,7 @@ class Base:
                 raise OutOfMemory(f"only {low:.2f} to {high:.2f} fit, none of {LOW} to {HIGH}")
             first = {axis[0], nearest_to_thesis(axis), axis[-1]}
             found = Explored.of(pair, axis, first, self.replays)
+            found.sharpen(pair, axis, APART)
         except (OutOfMemory, ConfigError) as error:
             if value == TAKEN:
                 raise
@@ -299,7 +303,7 @@ class Base:
             except ConfigError:  # more than can be asked: a row says so
                 continue
             each = replay_seconds(asked.problems, asked.n, self.steps(setting))
-            seconds += [each] * (self.replays + 1)  # shares, and memory without limit
+            seconds += [each] * (self.replays + SHARPER + 1)  # and memory without limit
         return seconds
 
     def rows(self, wanted: Sequence[str] | None = None) -> pd.DataFrame:

@@ -356,6 +356,22 @@ class Explored(NamedTuple):
         low, high = plateau([self.seconds[each] for each in shares], min(self.seconds.values()))
         return shares[low], shares[high]
 
+    def sharpen(self, pair: Pair, axis: list[float], apart: float) -> None:
+        """Replay more shares until each end of the plateau has one beyond it that is not on it and
+        no farther than `apart`, or is an end of the axis.
+        """
+        while True:
+            ends, shares = self.plateau, sorted(self.seconds)
+            below = [share for share in shares if share < ends[0]][-1:]
+            above = [share for share in shares if share > ends[1]][:1]
+            gaps = [*zip(below, ends[:1]), *zip(ends[1:], above)]
+            between = [[s for s in axis if low < s < high] for low, high in gaps
+                       if high - low > apart * (1 + 1e-9)]  # fmt: skip
+            if not any(between):
+                return
+            inner = max(between, key=len)
+            self.seconds[inner[len(inner) // 2]] = pair.at(inner[len(inner) // 2])
+
     def table(self, pair: Pair) -> pd.DataFrame:
         """The pair's replays, with the tokens that each model lacks; of other settings none."""
         table = pd.DataFrame(pair.rows)

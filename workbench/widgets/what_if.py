@@ -30,7 +30,15 @@ from workbench.replay.devices import load_device
 from workbench.replay.simulator import POLICIES
 from workbench.widgets import parts, what_if_replay
 from workbench.widgets.parts import Drawing, HtmlText, NumberSlider
-from workbench.widgets.what_if_replay import GIB, MIB, Position, RecordingInfo, Replay, replay_rows
+from workbench.widgets.what_if_replay import (
+    DRAWN,
+    GIB,
+    MIB,
+    Position,
+    RecordingInfo,
+    Replay,
+    replay_rows,
+)
 
 GRID, PINS = 7, 3  # shares replayed for the line; curves pinned at most
 QUIET_S = 0.3  # a replay begins once the controls have rested so long
@@ -108,9 +116,10 @@ def make_view(
     is_fitted = device.is_fitted_to(info.header.llm.name, info.header.prm.name)
     bound = "" if is_fitted else f"; roofline alone: seconds are {BOUND}"
     policy = OWN_CACHES if position.policy is None else f"policy {position.policy}"
+    outside = "" if info.name in DRAWN else ", activations outside it"
     provenance = (
         f"Replayed: {info}, {settings.min_problem_batch} in flight (recording {info.path.stem}); "
-        f"total memory {format_size(position.total_memory)}, activations outside it; {policy}.\n"
+        f"total memory {format_size(position.total_memory)}{outside}; {policy}.\n"
         f"Blocks of {position.block_size} tokens, at most {position.max_num_seqs} sequences and "
         f"{position.max_num_batched_tokens:,} tokens a step; {device.name} "
         f"({device.source}{bound})."

@@ -25,16 +25,18 @@ import numpy as np
 import pandas as pd
 
 from workbench.config import parse_size
-from workbench.errors import ConfigError, WorkbenchError
+from workbench.errors import ConfigError, OutOfMemory, WorkbenchError
 from workbench.experiments.memory import FeasibleShares, Need
 from workbench.experiments.provenance import project_root
 from workbench.plots.caching import decimated
 from workbench.replay.advise import DEPTH
 from workbench.replay.answers import Answers
+from workbench.replay.cost import spec_of
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import (
     DRAWN_STRATEGIES,
+    DTYPE_BYTES,
     recording_names,
     recording_path,
     thesis_search,
@@ -57,9 +59,10 @@ MIB, GIB = 1 << 20, 1 << 30
 class Position:
     """One place of every control. recording: a name of the package's, or a file.
 
-    total_memory: bytes of weights and KV of both models; llm_share: the LLM's part of it. device: a
-    preset, or a file of `workbench calibrate`. policy: of an arena that both models share; None: a
-    cache of its own for each. What is no valid setting is refused by the replay.
+    total_memory: bytes of weights and KV of both models, of what is drawn also of activations;
+    llm_share: the LLM's part of it. device: a preset, or a file of `workbench calibrate`. policy:
+    of an arena that both models share; None: a cache of its own for each. What is no valid setting
+    is refused by the replay.
     """
 
     recording: str
@@ -125,7 +128,9 @@ class RecordingInfo(NamedTuple):
             recorded = (engine.config or {}).get("block_size", LIMITS["block_size"])
             block = (engine.block_bytes or 1) * position.block_size // recorded
             blocks = -(-engine.max_model_len // position.block_size)
-            needs.append(Need(engine.name, engine.weight_bytes or 0, 0, block, blocks))
+            limits = position.max_num_batched_tokens, position.max_num_seqs, DTYPE_BYTES
+            buffers = spec_of(engine).step_bytes(*limits) if self.name in DRAWN else 0
+            needs.append(Need(engine.name, engine.weight_bytes or 0, buffers, block, blocks))
         return FeasibleShares(total, needs[0], needs[1])
 
     def memories(self, position: Position) -> tuple[int, int]:
@@ -217,6 +222,13 @@ def replay(info: RecordingInfo, position: Position) -> Replay:
     """The recorded search at this position. Errors as what_if raises them."""
     start = time.perf_counter()
     settings = {name: value for name, value in asdict(position).items() if name != "recording"}
+    room = info.feasible(position)
+    if buffers := room.llm.activations + room.prm.activations:  # what_if's total has none
+        if not (at := room.at(position.llm_share)).fits:
+            raise OutOfMemory(f"{at}.")
+        total = position.total_memory - buffers
+        llm = position.total_memory * position.llm_share - room.llm.activations
+        settings |= {"total_memory": total, "llm_share": llm / total}
     found, num_problems = what_if(recorded(info.path), **settings), len(info.header.problems)
     row = {
         "kv_share": found.memory[0].kv_bytes / sum(model.kv_bytes for model in found.memory),
