@@ -20,6 +20,7 @@ from workbench.experiments.provenance import this_code
 from workbench.experiments.runs import FAILED
 from workbench.experiments.settings import RunSpec
 from workbench.kernels.isa import VARIABLE, environment, host_sets
+from workbench.replay.devices import load_device
 
 CONFIG = sweep_config("quick", num_problems=3)
 VERBS = ("figures", "run", "sweep", "advise", "bench", "calibrate", "record", "train-tiny")
@@ -322,8 +323,13 @@ def test_advice_is_a_page_of_100_columns_or_json(monkeypatch, capsys):
                  "more than the least that each starts with", "%) computed again: ",
                  "add --max-total-"):  # fmt: skip
         assert text in shown
+    assert "may not start" not in shown
     assert main([*command, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
+    found = replace(found, total=load_device("h100").memory_bytes)
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("The second may not start") < shown.index("--gpu-memory-util")
     assert told["recommended"] == found.recommended and len(told["replays"]) == len(found.replays)
 
 

@@ -147,6 +147,8 @@ def test_c8_is_a_rule_over_the_accuracy_gained_at_the_greatest_limit():
     assert unfinished.verdict == "not testable here"
     more = finishing_claim(rows.assign(value=0.1, low=[0.06, -0.1], high=0.2))
     assert more.verdict == "fails"
+    little = finishing_claim(rows.assign(value=0.0, low=-0.02, high=0.02))
+    assert little.verdict == "holds"
     perhaps = finishing_claim(rows.assign(value=0.1, low=[0.04, 0.06], high=0.2))
     assert perhaps.verdict == "depends on"
 

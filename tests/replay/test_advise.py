@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -221,6 +222,31 @@ def test_nothing_is_claimed_of_a_model_on_vllm_where_it_was_not_run() -> None:
     other = module._notes(Pair(replace(asked, prm=THESIS[1], strategy="best_of_n")))
     assert not any("vLLM" in note for note in other)
     assert sum("500 problems to their end" in note for note in other) == 1, "samples are whole"
+
+
+def test_a_plateau_s_ends_are_told_as_sharply_as_is_asked() -> None:
+    """Guards a plateau that began at 0.30 because nothing from 0.11 on had been replayed."""
+    axis = [k / 100 for k in range(8, 51)]
+    known = {share: 1.0 if 0.12 <= share <= 0.35 else 1.5 for share in axis}
+    asked: list[float] = []
+
+    class Told:
+        """A pair whose seconds are known; it notes what is asked."""
+
+        def at(self, share: float) -> float:
+            asked.append(share)
+            return known[share]
+
+    found = module.Explored(Any, {share: known[share] for share in (0.08, 0.11, 0.3, 0.36, 0.5)})
+    assert found.plateau == (0.3, 0.3)
+    found.sharpen(Told(), axis, 0.02)  # type: ignore[arg-type]
+    assert found.plateau[0] in (0.12, 0.13) and found.plateau[1] in (0.34, 0.35)
+    assert 0 < len(asked) == len(set(asked)) <= 8
+    found.sharpen(Told(), axis, 0.01)  # type: ignore[arg-type]
+    assert found.plateau == (0.12, 0.35)
+    whole = module.Explored(Any, {0.08: 1.0, 0.5: 1.0})
+    whole.sharpen(Told(), axis, 0.02)  # type: ignore[arg-type]
+    assert sorted(whole.seconds) == [0.08, 0.5], "it ends where the axis does"
 
 
 @pytest.mark.parametrize(("total", "tight"), [("39.9GiB", True), ("36GiB", False)])

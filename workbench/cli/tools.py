@@ -235,7 +235,8 @@ def _show_advice(found: Advice) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from workbench.replay.advise import NO_LIMIT, SHARE, WHOLE
+    from workbench.replay.advise import CONTEXTS, NO_LIMIT, SHARE, WHOLE
+    from workbench.replay.devices import load_device
 
     asked, share = found.question, found.recommended
     width = f", beam width {asked.beam_width}" * (asked.strategy in OF_WIDTH)
@@ -306,6 +307,12 @@ def _show_advice(found: Advice) -> None:
         "vLLM": ("vllm serve", 8000),
         "SGLang": ("python -m sglang.launch_server --model-path", 30000),
     }
+    left = load_device(asked.device).memory_bytes - found.total
+    if left < CONTEXTS:
+        console.print(
+            f"\n[bold]The second may not start[/]: two contexts take {format_size(CONTEXTS)} at least "
+            f"and have {format_size(left)}. Ask with less --total."
+        )
     for engine, instances in found.flags.items():
         console.print(f"\n[bold]{engine}[/], the LLM first, the PRM once it is up")
         command, first = starts[engine]

@@ -102,7 +102,8 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     theme.share_axes(fig, rows, panels=2)
     fig.update_yaxes(rangemode="tozero")
     left = None if in_panel else False
-    fig.update_yaxes(title_text=f"over that at {base:.2f}", rangemode="normal", row=1, col=1)
+    from_zero = "tozero" if in_panel else "normal"  # so that panels look alike
+    fig.update_yaxes(title_text=f"over that at {base:.2f}", rangemode=from_zero, row=1, col=1)
     fig.update_yaxes(title_text="tokens/s", row=2, col=1, secondary_y=left)
     most = of["problems_per_min"]
     if in_panel:
