@@ -6,11 +6,11 @@ from dataclasses import fields, replace
 import pandas as pd
 import pytest
 
-from workbench.config import SearchConfig, StrategyConfig
+from workbench.config import SearchConfig, StrategyConfig, SweepConfig
 from workbench.errors import ConfigError
 from workbench.experiments import claims, execute, plans, settings
 from workbench.experiments import rows as views
-from workbench.experiments.memory import feasibility, starting_share
+from workbench.experiments.memory import ENGINES, feasibility, starting_share
 from workbench.experiments.plans import setting_of, sweep_config
 from workbench.experiments.provenance import PACKAGE, REPLAY_SOURCES, SOURCES, this_code
 from workbench.experiments.runs import compare, load_runs, sweep_problems
@@ -28,6 +28,8 @@ from workbench.experiments.study import (
 from workbench.models.registry import find_model, load_tokenizer
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
+from workbench.replay.miss_ratio import curve_sizes, miss_ratio
+from workbench.replay.simulator import search_calls
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording
 from workbench.search.search import Search
@@ -279,7 +281,8 @@ def test_a_recording_of_a_strategy_without_a_width_is_replayed_as_its_own_pair(r
     found = load_recording(name)
     own = {"llm": found.llm.name, "prm": found.prm.name, "strategy": "rebase"}
     own |= {"num_problems": len(found.problems), "n": 16, "max_depth": 40, "max_model_len": 2048}
-    own |= {"total_memory": "64MiB", "prm_format": None, "temperature": found.settings.temperature}
+    own |= {"total_memory": "64MiB", "prm_format": None}
+    own |= {name: getattr(found.settings, name) for name in execute.SAMPLED}
     config = plans.recorded_config("quick", problems=name, shares=(0.2,), **own)
     (run,) = run_replayed(config, root, progress=False).all_runs.to_dict("records")
     assert (run["status"], run["rung"]) == ("finished", "replayed tiny-solver"), run["error"]
@@ -306,11 +309,46 @@ def test_what_a_replay_tells_of_the_ablation_is_its_speed(root) -> None:
         ("strategy", recorded),
         ("dtype", replace(asked.config, dtype="float32")),
         ("score_shuffle_seed", replace(asked.config, score_shuffle_seed=1)),
+        ("temperature", replace(asked.config, temperature=0.1)),
+        ("problems", replace(asked.config, problems="tiny")),
+        ("levels", replace(asked.config, levels=(1,))),
         ("balance_temperature", rebase),
     ):
         other = replace(asked, config=own, seed=own.seeds[0])
         with pytest.raises(ConfigError, match=f"{name} is .*; the search that is replayed has"):
             execute.replayed_run(PRESETS["a100-40"], other)
+    again = settings.RunSpec(plans.recorded_config("quick"), 0.3, 7)
+    with pytest.raises(ConfigError, match="seed is 7; the search that is replayed has 0"):
+        execute.replayed_run(PRESETS["a100-40"], again)
+
+
+def test_a_recorded_search_has_another_prm_in_the_bytes_that_its_sweep_reckons_with() -> None:
+    """As many blocks as is told to be feasible, in float32 as the recording's own."""
+    own = {"prm": "qwen2.5-1.5b-instruct", "total_memory": "20GiB"}
+    spec = settings.RunSpec(plans.recorded_config("quick", **own), 0.3, 0)
+    row, room = execute.replayed_run(PRESETS["h200"], spec).measured, feasibility(spec)
+    assert [row[f"{role}_blocks"] for role in ENGINES] == [room.blocks(role) for role in ENGINES]
+    assert row["prm_weights_bytes"] == room.prm.weights
+
+
+def test_a_search_without_a_prm_is_measured_in_an_arena_and_replayed() -> None:
+    """A model that never stepped has an empty working set; the strategy's settings are its own."""
+    config = SweepConfig(strategy="self_consistency", n=2, num_problems=1, policy="static",
+                         max_tokens=16, beam_width=1)  # fmt: skip
+    pair = execute.Pair(settings.RunSpec(config, 0.3, 0))
+    row = pair.result_of(pair.search().play()).measured
+    assert row["prm_active_bytes"] == 0 < row["llm_active_bytes"]
+    name = "tiny-16-n16-self-consistency"
+    found = load_recording(name)
+    own = {"llm": found.llm.name, "prm": found.prm.name, "strategy": "self_consistency"}
+    own |= {"num_problems": len(found.problems), "n": 16, "max_model_len": 2048}
+    own |= {"total_memory": "64MiB", "prm_format": None}
+    own |= {name: getattr(found.settings, name) for name in execute.SAMPLED}
+    config = plans.recorded_config("quick", problems=name, shares=(0.2,), **own)
+    replayed = execute.replayed_run(PRESETS["h100"], settings.RunSpec(config, 0.2, 0)).measured
+    assert replayed["prm_blocks_peak"] == 0 < replayed["llm_blocks_peak"]
+    calls = search_calls(Answers(found), PRESETS["h100"])[1]
+    assert curve_sizes(calls, 8) == [1] and miss_ratio(calls, [1])["hit_ratio"].item() == 0
 
 
 def test_the_search_that_is_made_of_lengths_is_the_config_s_strategy_s() -> None:
@@ -331,6 +369,11 @@ def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(root) ->
     assert not study.all_runs["forget_pruned"].any()
     assert not (study.all_runs["technique"] == "forget_pruned").any()
     need, runs = working_set_of(study.all_runs), study.runs.set_index("setting")
+    for spec in plans.policy_runs(config, plan, need):
+        if spec.get("policy") in ("phase_aware", plans.ELASTIC) and spec.setting in runs.index:
+            run = runs.loc[spec.setting]  # it starts where a measured one does
+            start = starting_share(spec.config, spec.get("kv_bytes"))
+            assert run["llm_kv_bytes"] / run["kv_bytes"] == pytest.approx(start, abs=1e-3)
     assert runs["kv_bytes"][setting_of(2.0, plans.ELASTIC, None, "none")] == 2 * need.total
     assert need.prm > need.llm > 0
     rows = views.optimisation_rows(study)

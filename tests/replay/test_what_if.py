@@ -164,6 +164,10 @@ def test_a_callback_stops_a_replay(measured) -> None:
         ),
         ({"device": "h100", "total_memory": "1KiB"}, OutOfMemory, "its weights take"),
         ({"device": "h100", "kv_memory": "64KiB"}, OutOfMemory, "cannot hold one request"),
+        ({"device": "h100", "kv_memory": "1KiB"}, OutOfMemory, "whose blocks take"),
+        ({"device": None}, ConfigError, "device is None; allowed: a preset's name"),
+        ({"device": "h100", "llm": [1]}, ConfigError, r"llm is \[1\]; allowed: settings by name"),
+        ({"device": "h100", "prm_spec": {}}, ConfigError, "prm_spec is {}; allowed: a ModelSpec"),
         (
             {"device": "h100", "kv_memory": "2MiB", "kv_share": 0.3, "policy": "first_come"},
             ConfigError,

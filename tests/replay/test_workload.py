@@ -226,6 +226,11 @@ def test_pruned_siblings_are_modelled_and_lose(recording) -> None:
         ([ROW | {"completions": ["a", "b", " ", "c"]}], "Completion 2 is empty"),
         ([ROW, ROW | {"completions": ["a"], "scores": [[0.1]]}], "1, 4 completions"),
         ([], "no completions"),
+        ([ROW | {"level": "Level 3"}], "Row 0: level is 'Level 3'"),
+        ([ROW | {"problem": None}], "Row 0: problem is None"),
+        ([ROW | {"completions": None}], "completions and scores are None"),
+        ([ROW | {"scores": [[None]] * 4}], r"Row 0: scores 0 are \[None\]"),
+        ([ROW | {"unique_id": "a"}, ROW | {"unique_id": "a"}], "Row 1 has the unique_id 'a'"),
     ],
 )
 def test_other_rows_are_refused(rows, message) -> None:

@@ -101,6 +101,10 @@ def test_numbers_and_level_texts_are_understood(tmp_path):
     assert [p.level for p in load_problems(path, levels=[3])] == [3]
     with pytest.raises(ConfigError, match=r"levels are \[7\]; .* has \[3\]"):
         load_problems(path, levels=[7])
+    with pytest.raises(ConfigError, match="levels is 3; allowed: None"):
+        load_problems(path, levels=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="limit is '5'; allowed: None"):
+        load_problems(path, limit="5")  # type: ignore[arg-type]
 
 
 def test_unknown_sources_and_empty_and_odd_files_are_refused(tmp_path):

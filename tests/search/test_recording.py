@@ -6,12 +6,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, RecordingError
 from workbench.search.prm import PRM, ScoreCache
 from workbench.search.problems import Problem, load_problems
 from workbench.search.recording import RecordedEngine, read_header, read_recording
-from workbench.search.search import run_search
+from workbench.search.rounds import Progress
+from workbench.search.search import Search, run_search
 from workbench.search.strategies import BeamSearch, BestOfN
 
 PROBLEMS = [Problem(f"p{k}", f"Compute {k}+{k}.", str(2 * k), k) for k in range(3)]
@@ -177,4 +179,28 @@ def test_a_record_is_of_caches_that_were_empty_and_as_large_as_they_were(tmp_pat
     with pytest.raises(ConfigError, match=r"The LLM's cache holds \d+ blocks of earlier requests"):
         run_search(problems, record=tmp_path / "b.parquet", **how)
     llm.cache.reset(), prm.cache.reset()
+    late = Search(problems, record=tmp_path / "c.parquet", **how)
     run_search(problems, record=tmp_path / "b.parquet", **how)
+    with pytest.raises(ConfigError, match=r"The LLM's cache holds \d+ blocks of earlier requests"):
+        late.round()  # they were empty when it was made
+    llm.cache.reset(), prm.cache.reset()
+    late.play()
+    steps = [read_recording(tmp_path / f"{name}.parquet").problems[0].steps for name in "bc"]
+    assert steps[0] == steps[1]
+
+
+def test_a_round_that_others_requests_hindered_loses_no_record(fake_engine, tmp_path) -> None:
+    """It can be played again, and the whole search is written, not what was answered by then."""
+    llm, path = fake_engine(), tmp_path / "a.parquet"
+    how = {"prm": PRM(fake_engine()), "strategy": BEAMS, "min_problem_batch": 1}
+    rounds: list[Progress] = []
+    found = Search(PROBLEMS, llm=llm, record=path, on_round=rounds.append, **how)
+    while not rounds or not rounds[-1].answered:
+        assert found.round()
+    number = llm.add("hello", SamplingParams(max_tokens=2))
+    with pytest.raises(ConfigError, match="none of this search's"):
+        found.round()
+    llm.abort(number)
+    while found.round():
+        pass
+    assert len(read_recording(path).problems) == len(PROBLEMS)

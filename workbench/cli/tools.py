@@ -310,8 +310,8 @@ def _show_advice(found: Advice) -> None:
     left = load_device(asked.device).memory_bytes - found.total
     if left < CONTEXTS:
         console.print(
-            f"\n[bold]The second may not start[/]: two contexts take {format_size(CONTEXTS)} at least "
-            f"and have {format_size(left)}. Ask with less --total."
+            f"\n[bold]The second may not start[/]: two contexts take {format_size(CONTEXTS)} at "
+            f"least and have {format_size(left)}. Ask with less --total."
         )
     for engine, instances in found.flags.items():
         console.print(f"\n[bold]{engine}[/], the LLM first, the PRM once it is up")

@@ -33,7 +33,7 @@ from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError
 from workbench.experiments import settings
 from workbench.experiments.energy import EnergyMeter
-from workbench.experiments.memory import ENGINES, feasibility
+from workbench.experiments.memory import ENGINES, feasibility, starting_share
 from workbench.experiments.provenance import this_code
 from workbench.experiments.runs import Outcome, RunResult, sweep_problems
 from workbench.experiments.settings import Identity, RunSpec
@@ -45,7 +45,7 @@ from workbench.models.registry import model_spec
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device
-from workbench.replay.simulator import POLICIES
+from workbench.replay.simulator import POLICIES, recorded_strategy
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording, recording_names, recording_path
 from workbench.search.prm import PRM, Critiques, trie_size
@@ -303,7 +303,7 @@ def _working_set(trace: Trace, block_bytes: Mapping[str, int]) -> dict[str, Any]
     requests, most = trace.requests, trace.steps.groupby("engine")["blocks_active"].max()
     longest = (requests["prompt_tokens"] + requests["output_tokens"]).max()
     return {"longest": int(longest)} | {
-        f"{name}_active_bytes": int(most[name]) * size for name, size in block_bytes.items()
+        f"{name}_active_bytes": int(most.get(name, 0)) * size for name, size in block_bytes.items()
     }
 
 
@@ -466,6 +466,8 @@ DEVICE = "a100-40"
 REPLAYED_SETTINGS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
                      "min_problem_batch", "score_cache", "request_order", "problem_batching",
                      "forget_pruned", "reuse_partial_blocks", "policy")  # fmt: skip
+SAMPLED = ("temperature", "top_p", "top_k", "min_p", "max_step_tokens", "voting")
+"""Settings that decided what a recorded search sampled and answered."""
 
 
 def replay_identity(device: Device, config: SweepConfig) -> Identity:
@@ -510,23 +512,31 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         raise ConfigError("A replay samples nothing: replay with finish_at_limit=False.")
     how, llm = answers.recording.settings, answers.recording.llm.name
     there: Any = {"llm": llm, "score_shuffle_seed": how.score_shuffle_seed}
-    sizes = how.strategy_settings
+    there |= {n: getattr(how, n) for n in SAMPLED}
+    sizes = asdict(recorded_strategy(answers.recording))  # type: ignore[call-overload]
     there |= {n: sizes[n] for n in sizes if getattr(config, n, None) is not None}
-    there |= {"num_problems": len(answers.recording.problems)}
+    there |= {"num_problems": len(answers.recording.problems), "levels": (), "problem_seed": 0}
     there |= {"strategy": next(n for n, s in STRATEGIES.items() if s.__name__ == how.strategy)}
-    there |= {} if is_recorded else {"dtype": "bfloat16"}
+    there |= {} if is_recorded else {"dtype": "bfloat16", "problems": "math500"}
     for name, value in there.items():
         if (given := getattr(config, name)) != value:
             raise ConfigError(f"{name} is {given!r}; the search that is replayed has {value!r}.")
+    if spec.seed != how.seed:
+        raise ConfigError(f"seed is {spec.seed}; the search that is replayed has {how.seed}.")
     asked: dict[str, Any] = {name: getattr(config, name) for name in REPLAYED_SETTINGS}
     for role in ENGINES:
         own = ((n.removeprefix(f"{role}_"), v) for n, v in spec.own if n.startswith(f"{role}_"))
         asked[role] = dict(own)
-    asked |= dict(zip(("kv_memory", "kv_share"), kv_split(spec)))
+    kv_memory, kv_share = kv_split(spec)
+    if kv_share is None and POLICIES[str(config.policy)]().keeps_split:  # as its arena starts
+        kv_share = starting_share(config, kv_memory)
+    asked |= {"kv_memory": kv_memory, "kv_share": kv_share}
     rung = f"replayed {config.llm}" if is_recorded else settings.REPLAYED
     rung = settings.RECORDED if config.problems == settings.RECORDING else rung
     if config.prm != answers.recording.prm.name:
-        asked |= {"prm_spec": model_spec(config.prm), "prm_name": config.prm}
+        shape, need = model_spec(config.prm), feasibility(spec).prm
+        asked |= {"prm_spec": shape, "prm_name": config.prm}
+        asked["dtype_bytes"] = need.block_bytes // shape.block_bytes(config.block_size, 1)
         rung = f"replayed {config.llm} + {config.prm}"
     found = what_if(answers, device=device, **asked)
     parts = {}
@@ -543,7 +553,9 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     by_problem = requests.groupby("problem_id")  # its part of wall time goes by its seconds
     seconds = by_problem["finished_s"].max() - by_problem["arrival_s"].min()
     prm = requests[requests["engine"] == "prm"]
-    computed = (prm["prompt_tokens"] - prm["cached_tokens"]).groupby(prm["problem_id"]).sum()
+    computed = prm["prompt_tokens"] - prm["cached_tokens"]
+    computed += (prm["output_tokens"] - 1).clip(lower=0)  # of critiques; the last is not read yet
+    computed = computed.groupby(prm["problem_id"]).sum()
     tokens = found.trace.nodes.groupby("problem_id")["step_tokens"].sum()
     rows = pd.DataFrame({"tokens": tokens, "seconds": seconds, "prm_tokens_computed": computed})
     levels = {p.problem.id: p.problem.level for p in answers.recording.problems}

@@ -118,7 +118,7 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     num_problems, seeds = SIZES.get(profile, (IN_FLIGHT, (0,)))
     own = dict[str, Any](num_problems=num_problems, seeds=seeds)
     own |= {"shares": sweep_config(profile).shares, "profile": profile} | ALIKE
-    return SweepConfig.from_dict(PROFILES["thesis"] | own | overridden(overrides))
+    return SweepConfig.from_dict(PROFILES["thesis"] | own | with_width(overridden(overrides)))
 
 
 WRITING = {"prm": "qwen2.5-1.5b-instruct", "total_memory": "8GiB", "num_problems": IN_FLIGHT,

@@ -748,6 +748,8 @@ def size_rows(sweep: Study, recording: str | None = None, device: str = DEVICE) 
     room, rows = rooms(sweep), list[Row]()
     marked = room.iloc[[0, len(room) // 2, -1]].to_dict("records")
     for engine, calls in zip(ENGINES, search_calls(answers, found, changes), strict=True):
+        if not calls.calls:  # of a PRM that was asked nothing
+            continue
         peak = int(miss_ratio(calls, [1]).iloc[0]["peak_active"])
         own = _curves(calls, peak)
         for num_blocks in (round(peak * each) for each in replays):

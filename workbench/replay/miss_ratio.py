@@ -337,7 +337,7 @@ def miss_ratio(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
 
 def curve_sizes(calls: CacheCalls, count: int) -> list[int]:
     """Sizes from half the order's peak of active blocks to where nothing is ever evicted."""
-    peak = int(miss_ratio(calls, [1]).iloc[0]["peak_active"])
+    peak = max(1, int(miss_ratio(calls, [1]).iloc[0]["peak_active"]))
     most = calls.num_contents + peak
     found = np.linspace(max(peak // 2, 1), most, count).astype(int)
     return sorted({*found.tolist(), peak})

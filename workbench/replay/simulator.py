@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -363,7 +364,8 @@ def play(
     settings = recording.settings
     batch = settings.min_problem_batch if min_problem_batch is None else min_problem_batch
     for name, count in (("min_problem_batch", batch), ("max_rounds", max_rounds)):
-        if count is not None and (type(count) is not int or count < 1):
+        whole = isinstance(count, Integral) and not isinstance(count, bool)
+        if count is not None and not (whole and int(count) >= 1):
             raise ConfigError(f"{name} is {count!r}; allowed: whole numbers >= 1.")
     cached = settings.score_cache if score_cache is None else score_cache
     used = strategy or recorded_strategy(recording)

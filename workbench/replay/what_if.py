@@ -89,6 +89,12 @@ class WhatIf:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, Integral) and int(value) >= 1):
                 raise refused(WhatIf, name, value, "a whole number from 1")
+        engine, spec = (Mapping, "settings by name"), (ModelSpec | None, "a ModelSpec")
+        device = (str | os.PathLike | Device, "a preset's name, a .json file, or a Device")
+        kinds: dict[str, tuple[Any, str]] = {"device": device, "llm": engine, "prm": engine}
+        for name, (kind, allowed) in (kinds | {"llm_spec": spec, "prm_spec": spec}).items():
+            if not isinstance(getattr(self, name), kind):
+                raise refused(WhatIf, name, getattr(self, name), allowed)
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
         """Of these names those that are fields here and were given."""
@@ -183,7 +189,7 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
         _other(answers.recording.llm, asked.llm_spec, asked.llm_name, asked),
         _other(answers.recording.prm, asked.prm_spec, asked.prm_name, asked),
     )
-    device = load_device(asked.device) if isinstance(asked.device, str) else asked.device
+    device = asked.device if isinstance(asked.device, Device) else load_device(asked.device)
     changes = [asked.given(CHANGEABLE) | dict(own) for own in (asked.llm, asked.prm)]
     budgets, shared = asked.budgets(models), None
     if budgets is not None and any("num_blocks" in own for own in changes):
@@ -203,6 +209,11 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
         kv = (config.num_blocks or 0) * block if given is None else given  # as recorded, if not
         if given is not None and shared is None:
             own["num_blocks"] = kv // block
+            if kv < block:
+                raise OutOfMemory(
+                    f"{model.name} is left {format_size(kv)} for its KV cache, whose blocks take "
+                    f"{format_size(block)} each. Give more memory, or another share."
+                )
             kv -= kv % block
         memory.append(ModelMemory(model.name, model.weight_bytes or 0, kv, block, kv // block))
     taken = sum(part.weight_bytes + part.kv_bytes for part in memory)

@@ -14,8 +14,11 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
+
+import numpy as np
 
 from workbench.config import Checked, EngineConfig, Range, require_known
 from workbench.errors import ConfigError, RecordingError, nearest
@@ -425,28 +428,20 @@ def from_completions(
     if not known:
         raise RecordingError("There are no completions; give one row or more.")
     for number, row in enumerate(known):
-        for column in COLUMNS:
-            if column not in row:
-                has = ", ".join(map(str, row))
-                raise RecordingError(f"Row {number} has no {column!r}; it has {has}.")
-        texts, scores = row["completions"], row["scores"]
-        if not len(texts) or len(texts) != len(scores):
-            raise RecordingError(
-                f"Row {number} has {len(texts)} completions and {len(scores)} lists of scores; "
-                "give one list for each, at least one."
-            )
-        for place, text in enumerate(texts):
-            if not split_steps(text):
-                raise RecordingError(f"Row {number}: Completion {place} is empty.")
+        _require_readable(number, row)
     counts = sorted({len(row["completions"]) for row in known})
     if len(counts) > 1:
         raise RecordingError(
             f"Rows have {', '.join(map(str, counts))} completions; give rows of one n."
         )
+    names = [str(row.get("unique_id", number)) for number, row in enumerate(known)]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise RecordingError(f"Row {number} has the unique_id {name!r} of a row before it.")
     strategy = BeamSearch(counts[0], beam_width, max_depth)
     problems = []
     for number, row in enumerate(known):
-        name, level, answer = str(row.get("unique_id", number)), row.get("level"), row.get("answer")
+        name, level, answer = names[number], row.get("level"), row.get("answer")
         problem = Problem(
             name,
             row["problem"],
@@ -457,6 +452,35 @@ def from_completions(
         draw = _PublishedSteps(row, tokenize, f"{seed}/{name}", len(own))
         problems.append(_grown(problem, own, strategy, draw))
     return _recording(problems, strategy, seed)
+
+
+def _require_readable(number: int, row: Row) -> None:
+    """RecordingError for what is missing in a row, or of another kind."""
+    for column in COLUMNS:
+        if column not in row:
+            has = ", ".join(map(str, row))
+            raise RecordingError(f"Row {number} has no {column!r}; it has {has}.")
+    texts, scores = row["completions"], row["scores"]
+    if not isinstance(row["problem"], str) or not all(map(np.iterable, (texts, scores))):
+        raise RecordingError(
+            f"Row {number}: problem is {row['problem']!r:.80}, completions and scores are "
+            f"{texts!r:.80} and {scores!r:.80}; give a text and two lists."
+        )
+    if not len(texts) or len(texts) != len(scores):
+        raise RecordingError(
+            f"Row {number} has {len(texts)} completions and {len(scores)} lists of scores; "
+            "give one list for each, at least one."
+        )
+    for place, (text, own) in enumerate(zip(texts, scores)):
+        if not isinstance(text, str) or not split_steps(text):
+            raise RecordingError(f"Row {number}: Completion {place} is empty.")
+        if not np.iterable(own) or not all(isinstance(each, Real) for each in own):
+            raise RecordingError(f"Row {number}: scores {place} are {own!r:.80}: give numbers.")
+    try:
+        int(row.get("level") or 0)
+    except (TypeError, ValueError):
+        told = f"Row {number}: level is {row['level']!r}; give a whole number."
+        raise RecordingError(told) from None
 
 
 @dataclass(slots=True)

@@ -14,9 +14,10 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,10 @@ def load_problems(
     limit: the whole file in its order ("tiny", which has no end: 128).
     Raises ProblemFileError naming file, row and field; ConfigError for an unknown name or level.
     """
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit is {limit}; allowed: None (all) or at least 1.")
+    if limit is not None and not (isinstance(limit, Integral) and int(limit) >= 1):
+        raise ConfigError(f"limit is {limit!r}; allowed: None (all) or at least 1.")
+    if levels is not None and not isinstance(levels, Sequence | Set):
+        raise ConfigError(f"levels is {levels!r}; allowed: None (all) or a list.")
     if source == "tiny":
         _check_levels(levels, LEVELS, "tiny")
         return tiny_problems(TINY_DEFAULT_LIMIT if limit is None else limit, levels, seed)

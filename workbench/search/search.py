@@ -161,7 +161,7 @@ class Search:
                 "goes back to what it sampled before. Leave one of them out."
             )
         self._strategy, self._record, self._on_round, self._same = strategy, record, on_round, same
-        self._engines = {"llm": llm, "prm": prm.engine}
+        self._engines, self._cache = {"llm": llm, "prm": prm.engine}, cache
         self._recorder = SearchRecorder("search")
         self._recorder.before = {}
         names = ("temperature", "top_p", "top_k", "min_p")
@@ -201,6 +201,9 @@ class Search:
         stay usable, and it has what `keep_answered` gives it.
         """
         rounds, recorder = self._rounds, self._recorder
+        if self._record is not None and rounds.round == 0:  # what came since this was made
+            engines = {name.upper(): engine for name, engine in self._engines.items()}
+            require_recordable(self._record, self._cache, engines)
         try:
             for name, engine in self._engines.items():
                 if "trace" in engine.capabilities:
@@ -228,7 +231,8 @@ class Search:
         if len(answered) < len(self._searches):  # an older, whole one may be there
             path = path.with_suffix(f".partial{path.suffix}")
         record_search(path, answered, self._rounds, self._strategy, self.config)
-        self._record = None
+        if len(answered) == len(self._searches):
+            self._record = None
 
     def _set_back(self) -> None:
         """Let engines record to what they did before this search, and before any that left them."""
