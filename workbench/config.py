@@ -341,10 +341,10 @@ class StrategyConfig(SearchConfig):
 class SweepConfig(StrategyConfig):
     """A memory-split sweep: `llm_share` of `total_memory` to the LLM, the rest to the PRM.
 
-    policy: both models lease the KV memory from one arena, and the share is what it starts from;
-    None: each has a cache of its own. Settings called as EngineConfig's are those of both engines.
-    The ones from `profile` on say how the sweep is carried out; they do not enter a run's
-    fingerprint.
+    policy: both models lease the KV memory from one arena, and the share is what a policy that
+    keeps a split starts from; None: each has a cache of its own. Settings called as EngineConfig's
+    are those of both engines. The ones from `profile` on say how the sweep is carried out; they do
+    not enter a run's fingerprint.
     """
 
     llm: str = "tiny-solver"

@@ -136,6 +136,8 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
             "nothing",
         ),
         (["03", "-p", "max_depth=9"], ["replayed SmolLM2 (03): 7 of 7 replays to do"], "nothing"),
+        (["02", "06", "-p", "strategy=dvts"], ["1B + 8B (02, 06): 7 of 7 replays"], "SmolLM2"),
+        (["07", "-p", "ablation_share=0.5"], ["replayed SmolLM2 (07): 5 of 5"], "nothing"),
         (
             ["07"],
             ["07_modifications: 11 of 11 runs to do, about", "replayed 1B + 8B (07): nothing"],
@@ -153,7 +155,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
             "nothing",
         ),
         (["09"], ["09_missing_values: nothing to replay, the committed rows"], "to do"),
-        (["09", "-p", "values=['n', 'dtype']"], ["09_missing_values: 42 of 42 replays"], "runs"),
+        (["09", "-p", "values=['n', 'dtype']"], ["09_missing_values: 60 of 60 replays"], "runs"),
         (["00"], [], "to do"),  # it reads no sweep
         (["11", "-p", "beam_counts=[2]", "--profile", "quick"], ["9 of 9 runs to do"], "nothing"),
     ],

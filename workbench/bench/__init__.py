@@ -132,9 +132,14 @@ def measure(
     mode, complete = mode_of(module, settings), False
     there: dict[str, Any] = {}
     with suppress(OSError, ValueError, LookupError, TypeError):  # no record is there
-        there |= json.loads(Path(file or "").read_text(encoding="utf-8"))["mode"]
-    if there.get("part") not in (None, mode.get("part")):
-        raise ConfigError(f"{file} is of --part {there['part']}; name another file.")
+        held = json.loads(Path(file or "").read_text(encoding="utf-8"))
+        there |= held["mode"] | {"bench": held["bench"]}
+    for what in ("bench", "model", "llm", "prm", "part"):
+        own = (mode | {"bench": name}).get(what)
+        if there.get(what, own) != own:
+            raise ConfigError(
+                f"{what} is {there[what]!r} in {file} and {own!r} here: name another file."
+            )
     code_of(name)  # read before it begins
     # `timeout` sends SIGTERM: the benchmark ends as on Ctrl-C, its rows are written
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -57,6 +57,10 @@ def run(
     """
     require_device(device)  # before anything is foretold
     answers, total, shares = searched(llm, profile)
+    for given, recorded in ((llm, answers.recording.llm), (prm, answers.recording.prm)):
+        if given.removeprefix(DUMMY) != recorded.name:
+            pair = f"{answers.recording.llm.name} and {answers.recording.prm.name}"
+            raise ConfigError(f"{given} is none of the search's models, which are {pair}.")
     known = this_machine(device)
     foretold = {
         share: what_if(answers, device=known, total_memory=total, llm_share=share)

@@ -31,7 +31,7 @@ from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.experiments.execute import Pair, make_search, with_wall_part
 from workbench.experiments.runs import sweep_problems
 from workbench.experiments.settings import RunSpec
-from workbench.experiments.statistics import bootstrap
+from workbench.experiments.statistics import Interval, bootstrap, upper_bound_of_none, wilson
 from workbench.search.recording import require_destination
 from workbench.search.result import SearchResult
 from workbench.search.search import SYSTEM_PROMPTS
@@ -130,15 +130,19 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
         told |= {"kv_memory": KV_MEMORY, "reuse_partial_blocks": True, "batch_invariant": True}
         own = settings["problems"], settings["strategy"]
         workload, times = shared_workload(profile, llm, prm, *own)
-        told |= {"problems": workload.num_problems, "source": Path(workload.problems).name}
-        told |= {"problem_ids": [each.id for each in sweep_problems(workload)]}
+        ids = [each.id for each in sweep_problems(workload)]
+        told |= {"problems": len(ids), "source": Path(workload.problems).name}
+        told |= {"problem_ids": ids}
         told |= {"repeats": settings["repeats"] or times}
         told |= {"finish_at_limit": True} if workload.strategy == "beam_search" else {}
         return told | sizes_of(workload)
     limit, seeds = PROFILES[profile]
-    counts = {"problems": limit, "uncached_problems": min(limit, UNCACHED_PROBLEMS)}
+    workload = make_workload(llm, prm, settings["problems"], limit)
+    count = len(sweep_problems(workload)) if settings["problems"] else limit
+    counts = {"problems": count, "source": Path(workload.problems).name}
+    counts |= {"uncached_problems": min(count, UNCACHED_PROBLEMS)}
     counts |= {"batch_invariant": True, "seeds": settings["seeds"] or seeds}
-    return sizes_of(make_workload(llm, prm)) | counts
+    return sizes_of(workload) | counts
 
 
 def shared_workload(
@@ -215,8 +219,12 @@ def tiny_rows(workload: SweepConfig, seeds: int) -> Iterator[Row]:
 def ratio_row(
     name: str, unit: str, top: pd.Series, bottom: pd.Series, problems: pd.Series, repeats: int = 1
 ) -> Row:
-    """A ratio of sums with its 95 % interval over problems."""
-    found = bootstrap((top, bottom), problems.tolist())
+    """A ratio of sums with its 95 % interval over problems; never a point where all are alike."""
+    found, count = bootstrap((top, bottom), problems.tolist()), problems.nunique()
+    if unit == "fraction" and found.low == found.high:
+        bound = upper_bound_of_none(count)
+        gain = Interval(found.estimate, found.estimate - bound, found.estimate + bound)
+        found = gain if "gain" in name else wilson(found.estimate, count)
     return Row(name, found.estimate, unit, repeats=repeats, spread=(found.low, found.high))
 
 

@@ -66,11 +66,11 @@ def figures(
     from workbench.host import usable_cores
 
     parameters = options.key_values(parameter, "-p")
+    if folder := parameters.get("figures_folder"):  # `2024` is a name, too
+        parameters["figures_folder"] = str(folder)
     if replot:
         if dry_run or retry_failed or stale or out or runs:
-            raise ConfigError(
-                "figures --replot runs nothing: it takes names, --profile and -p alone."
-            )
+            raise ConfigError("figures --replot runs nothing: it takes names, --profile and -p.")
         redraw(names, profile, parameters)
         return
     on = Backend(backend, workers or (usable_cores() if backend == HERE else None))
@@ -230,7 +230,7 @@ def _previews(
     runs_of: dict[str, Any] = {BATCHING: plans.batch_runs, ABLATION: plans.ablation_runs,
                                COMPARED: plans.strategy_runs, OPTIMISATION: policies}  # fmt: skip
     same = [stem for stem in ON_RUNGS if stem in given]
-    if same and profile == "full":
+    if same and profile == "full" and not given[same[0]]["strategy"]:
         few = plans.recorded_config("full", shares=study.COMPARED_SHARES)
         name = f"measured SmolLM2 ({', '.join(stem[:2] for stem in same)})"
         yield name, study.preview(few, runs, **how)
@@ -246,7 +246,34 @@ def _time(seconds: float) -> str:
 
 def _sizes(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
     """What a notebook is given of the sizes of a search, and more; None where nothing."""
-    return {name: given.get(name) for name in ("num_problems", "n", "max_depth", *more)}
+    names = "strategy", "num_problems", "n", "max_depth"
+    return {name: given.get(name) for name in (*names, *more)}
+
+
+def _rungs(profile: str, given: Mapping[str, Any]) -> Iterator[tuple[str, SweepConfig]]:
+    """What the sweep's notebooks replay beside it."""
+    from workbench.experiments import plans
+    from workbench.experiments.settings import RECORDED, REPLAYED
+
+    recorded = plans.recorded_config(profile, shares=given["shares"])
+    if given["strategy"] in (None, recorded.strategy):
+        yield RECORDED, recorded
+    yield REPLAYED, plans.replayed_config(profile, **_sizes(given, "shares"))
+
+
+def _ablations(
+    profile: str, given: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, SweepConfig, Any]]:
+    """What the ablation's notebook replays beside it."""
+    from workbench.experiments import plans
+    from workbench.experiments.settings import RECORDED, REPLAYED
+
+    if ABLATION in given:
+        measured = plans.plan_of(plans.AblationPlan, profile, given[ABLATION])
+        recorded = plans.recorded_config(profile, min_problem_batch=4)
+        thesis = plans.replayed_config(profile, **_sizes(given[ABLATION]))
+        for rung, config in ((RECORDED, recorded), (REPLAYED, thesis)):
+            yield rung, config, plans.replayed_ablation(config, measured)
 
 
 def _replays_left(
@@ -258,7 +285,7 @@ def _replays_left(
     from workbench.experiments import plans, study
     from workbench.experiments.batching import run_batches_replayed
     from workbench.experiments.sensitivity import replay_seconds
-    from workbench.experiments.settings import RECORDED, REPLAYED
+    from workbench.experiments.settings import REPLAYED
 
     def far(stem: str, rung: Any = plans.replayed_config, **more: Any) -> SweepConfig:
         """The thesis's pair with the sizes that a notebook is given."""
@@ -278,13 +305,11 @@ def _replays_left(
         return count + len(found.folders), count, seconds, found.failures
 
     if same := [stem for stem in ON_RUNGS if stem in given]:
-        shares, notebooks = given[same[0]]["shares"], ", ".join(stem[:2] for stem in same)
-        pairs = {RECORDED: plans.recorded_config(profile, shares=shares)}
-        pairs[REPLAYED] = far(same[0], shares=shares)
+        notebooks = ", ".join(stem[:2] for stem in same)
         at = given.get("03_block_occupancy", {})
         moved = (at.get("lower_share", 0.3), at.get("upper_share", 0.5)) != (0.3, 0.5)
         bear = _sizes(given[same[0]], "shares") | {"moved": moved or None}  # from what is committed
-        for rung, config in pairs.items():
+        for rung, config in _rungs(profile, given[same[0]]):
             surer = plans.SURER.get(profile) if rung == REPLAYED and SPLIT in given else None
             replay = partial(study.run_replayed, surer=surer)
             yield f"{rung} ({notebooks})", *left(bear, replay, config)
@@ -301,10 +326,10 @@ def _replays_left(
         bear = _sizes(given[BATCHING], *asdict(grid))
         what: tuple[Any, ...] = run_batches_replayed, far(BATCHING), grid
         yield f"{REPLAYED} ({BATCHING[:2]})", *left(bear, *what, each=grid.batch_problems)
-    if ABLATION in given:
-        config = far(ABLATION)
-        what = study.run_ablation_replayed, config, plans.replayed_ablation(config)
-        yield f"{REPLAYED} ({ABLATION[:2]})", *left(_sizes(given[ABLATION]), *what)
+    for rung, config, plan in _ablations(profile, given):
+        bear = _sizes(given[ABLATION], "ablation_share")
+        found = left(bear, study.run_ablation_replayed, config, plan)
+        yield f"{rung} ({ABLATION[:2]})", *found
     if OPTIMISATION in given:
         config = far(OPTIMISATION)
         plan = plans.plan_of(plans.PolicyPlan, profile, given[OPTIMISATION])
@@ -324,7 +349,7 @@ def home_of(profile: str, parameters: Mapping[str, Any], since: float) -> Path:
     from workbench.experiments.study import profile_figures
 
     if folder := parameters.get("figures_folder"):
-        return project_root() / str(folder)
+        return project_root() / folder
     usual, changed = map(profile_figures, (profile, f"{profile}-changed"))
 
     def drawn(place: Path) -> float:
@@ -396,7 +421,10 @@ def sweep(
         if (own := stored.get("profile", profile)) != profile != "default":
             raise ConfigError(f"--profile is {profile}, {config} has {own}: leave one of them out.")
         given |= stored
-    given |= settings | options.key_values(more, "--set")
+    own = options.key_values(more, "--set")
+    for name in own.keys() & {*settings, "profile"}:
+        raise ConfigError(f"--set {name} and --{name.replace('_', '-')} are one: give either.")
+    given |= settings | own
     none = {name: None for name in given.keys() - settings.keys() if given[name] is None}
     wanted = SweepConfig.from_dict(sweep_config(**given).to_dict() | none)
     how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}

@@ -38,9 +38,11 @@ from workbench.experiments.settings import (
     UNCACHED,
     RunSpec,
     make_run,
+    nearest_to_thesis,
     overridden,
     with_width,
 )
+from workbench.replay.simulator import POLICIES as POLICY_CLASSES
 from workbench.replay.workload import IN_FLIGHT, load_recording
 from workbench.search.search import SYSTEM_PROMPTS
 
@@ -141,11 +143,15 @@ SENTINELS_FROM = 6
 def split_runs(config: SweepConfig) -> list[RunSpec]:
     """Every share with every seed in shuffled order; the sentinel first and after every so many.
 
-    ConfigError for a policy where the total pays for activations: those are measured later.
+    One share alone of a policy that keeps no split: it does not matter to it. ConfigError for a
+    policy where the total pays for activations: those are measured later.
     """
+    shares = config.shares
+    if config.policy and not POLICY_CLASSES[config.policy]().keeps_split:
+        shares = (nearest_to_thesis(shares),)
     if config.policy and config.activations_in_total:
         raise refused(SweepConfig, "policy", config.policy, "None with activations_in_total=True")
-    planned = [RunSpec(config, *each) for each in product(config.shares, config.seeds)]
+    planned = [RunSpec(config, *each) for each in product(shares, config.seeds)]
     random.Random(config.order_seed).shuffle(planned)
     if config.sentinel_every and len(planned) > SENTINELS_FROM:
         sentinel = RunSpec(config, config.sentinel_share, config.seeds[0], SENTINEL)
@@ -278,13 +284,13 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
 }  # fmt: skip
 
 
-def replayed_ablation(config: SweepConfig) -> AblationPlan:
+def replayed_ablation(config: SweepConfig, plan: AblationPlan) -> AblationPlan:
     """Replayed are the problems of a replayed rung, and twice as many: the second half waits. A
-    recording has no more than its own.
+    recording has no more than its own. At the share of the measured plan.
     """
     count = config.num_problems
     queue = 0 if config.problems == RECORDING else 2 * count
-    return AblationPlan(count, (), repeats=0, queue_problems=queue)
+    return AblationPlan(count, (), 1, 1, 0, queue, plan.ablation_share)
 
 
 def replayed_policies(config: SweepConfig, plan: PolicyPlan) -> PolicyPlan:

@@ -215,6 +215,8 @@ def thrashing_rows(sweep: RunTables) -> pd.DataFrame:
     for (share, engine), rows in stretches.groupby(["llm_share", "engine"]):
         where = {"llm_share": share, "engine": engine}
         blocks = rate(rows, "thrashed", rows["look_ups"].sum() / rows["run_id"].nunique())
+        if not blocks["value"]:  # an event loses many blocks: the bound of events is none of theirs
+            blocks["high"] = np.nan
         parts.append(where | {"metric": "events_per_1000"} | rate(rows, "thrash_events", 1000.0))
         parts.append(where | {"metric": "blocks"} | blocks)
     return with_rooms(parts, sweep)
@@ -509,7 +511,9 @@ def gains_by_level(study: Study) -> tuple[pd.DataFrame, float]:
 
 
 def _mean(problems: pd.DataFrame, column: str) -> Interval:
-    return statistics.bootstrap_mean(problems[column].astype(float), list(problems["problem_id"]))
+    """A share of the problems, which seeds repeat."""
+    share = float(problems[column].astype(float).mean())
+    return statistics.wilson(share, problems["problem_id"].nunique())
 
 
 def steps_up(study: Study) -> list[tuple[str, str]]:

@@ -662,13 +662,14 @@ def compare(a: Folders, b: Folders) -> Comparison:
             f"The two have no problem in common with equal {' and '.join(keys)}; compare runs "
             "of the same problems and seeds."
         )
+    alike = len(left) == len(right) == len(problems)
     both = pd.concat([left.assign(side="a"), right.assign(side="b")]).merge(problems[on])
     noise, same_work, rates = _rates(both, pd.concat(sides), keys)
     left, right = (table(runs, "nodes") for runs in sides)
     has_nodes = bool(len(left) and len(right))
     parameters = pd.DataFrame({side: _parameters(runs) for side, runs in zip("ab", sides)})
     parameters = parameters.fillna("-").rename_axis("name").sort_index().reset_index()
-    rows = [*_means(problems), *rates, *_counts(*sides)]
+    rows = [*_means(problems), *rates, *_counts(*sides, alike=alike)]
     return Comparison(
         parameters=parameters[parameters["a"] != parameters["b"]].reset_index(drop=True),
         differences=pd.DataFrame(rows),
@@ -677,7 +678,7 @@ def compare(a: Folders, b: Folders) -> Comparison:
         first_difference=_first_difference(left, right, problems[on]) if has_nodes else None,
         same_work=same_work,
         noise=noise,
-        warnings=tuple(_warnings(*sides)),
+        warnings=tuple(_warnings(*sides, alike=alike)),
     )
 
 
@@ -756,8 +757,10 @@ def _with_conditions(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(technique=found)
 
 
-def _counts(*sides: pd.DataFrame) -> Iterator[Row]:
-    """Counts of both models over the paired runs; they have no interval."""
+def _counts(*sides: pd.DataFrame, alike: bool) -> Iterator[Row]:
+    """Counts of both models over the paired runs, whole ones; they have no interval. alike: whether
+    both are of the same problems, else a sum compares with none.
+    """
     totals = []
     for runs in sides:
         total = runs.sum(numeric_only=True)
@@ -768,7 +771,7 @@ def _counts(*sides: pd.DataFrame) -> Iterator[Row]:
                 total[counted] = runs[counted].sum(skipna=False)
         totals.append(total)
     for model, (name, (top, bottom, scale)) in product(ENGINES, COUNTS.items()):
-        below = [each.get(f"{model}_{bottom}", 0) if bottom else 1 for each in totals]
+        below = [each.get(f"{model}_{bottom}", 0) if bottom else alike for each in totals]
         if all(each > 0 for each in below) and all(f"{model}_{top}" in each for each in totals):
             a, b = (scale * each[f"{model}_{top}"] / of for each, of in zip(totals, below))
             yield _row(f"{model}_{name}", a, b, Interval(b - a, math.nan, math.nan))
@@ -806,7 +809,9 @@ def _first_difference(left: pd.DataFrame, right: pd.DataFrame, on: pd.DataFrame)
     return None
 
 
-def _warnings(left: pd.DataFrame, right: pd.DataFrame) -> Iterable[str]:
+def _warnings(left: pd.DataFrame, right: pd.DataFrame, alike: bool) -> Iterable[str]:
+    if not alike:
+        yield "the two searched different problems: compared are those of both, counts of all."
     for column in ("machine", "versions", "git_commit"):
         values = [sorted(map(str, set(runs[column]))) for runs in (left, right)]
         if values[0] != values[1] or len(values[0]) > 1:

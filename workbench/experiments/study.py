@@ -346,16 +346,21 @@ def run_rungs(
     committed of both.
 
     shares: default the profile's. surer: the thesis's pair with the profile's further seeds, for
-    ratios of shares. sizes: settings of it; None: its own.
+    ratios of shares. sizes: settings of it; None: its own. With another strategy than SmolLM2's
+    recording has, the thesis's pair alone.
     """
     if committed(profile, shares, *sizes.values()):
         return [Committed(settings.RECORDED), Committed(settings.REPLAYED)]
     how: Any = {"stale_ok": stale_ok, "retry_failed": retry_failed}
-    asked = {"strategy": sizes.get("strategy")}  # of one recorded with another none is drawn
-    found = [run_replayed(plans.recorded_config(profile, shares=shares, **asked), runs_dir, **how)]
-    if profile == "full":
-        few = plans.recorded_config(profile, shares=COMPARED_SHARES, **asked)
-        found.insert(0, run_sweep(few, runs_dir, **how))
+    found, recorded = list[Study](), plans.recorded_config(profile, shares=shares)
+    if (strategy := sizes.get("strategy")) not in (None, recorded.strategy):
+        why = f"its recording is of {recorded.strategy}, not of {strategy}"
+        warnings.warn(f"Not drawn, {rung_of(recorded.llm)}: {why}.", stacklevel=2)
+    else:
+        if profile == "full":
+            few = plans.recorded_config(profile, shares=COMPARED_SHARES)
+            found.append(run_sweep(few, runs_dir, **how))
+        found.append(run_replayed(recorded, runs_dir, **how))
     if surer:
         how["surer"] = plans.SURER.get(profile)
     thesis = plans.replayed_config(profile, shares=shares, **sizes)
