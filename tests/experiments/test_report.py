@@ -54,7 +54,13 @@ def test_every_number_of_the_prose_is_a_macro_and_every_macro_is_quoted(drawn) -
     others = {"told", "figure", "table", "verdict", "verdicts", "parameters"}
     assert sorted(names) == sorted(quoted - others)
     defined = re.findall(r"\\newcommand\{\\(\w+)\}", (REPORTS / "numbers.tex").read_text())
-    assert sorted(defined) == sorted(map(report.macro, names))
+    texts = {report.macro(name): text for own in numbers.values() for name, text in own.items()}
+    assert len(defined) == len(set(defined)) and set(texts) <= set(defined)
+    values = dict(re.findall(r"\\newcommand\{\\(\w+)\}\{(.*)\}", report.numbers_tex(numbers)))
+    assert values["wbTinyLost"].startswith(values["wbTinyLostA"]) and "wbProblemsA" not in values
+    for name in set(values) - set(texts):  # a number of a text whose name it goes on from
+        text = next(t for n, t in texts.items() if re.fullmatch(rf"{n}[A-Z]{{1,2}}", name))
+        assert re.fullmatch(r"[+-]?[\d,.]+", values[name]) and values[name] in text
     assert all(name.isascii() and name.isalpha() for name in defined), "TeX reads letters alone"
 
 

@@ -268,7 +268,7 @@ class StrategyPlan(Plan):
 _POWERS = tuple(2**k for k in range(15))
 _GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 16, cells=3)
 REPLAYED_GRID = BatchPlan(
-    _POWERS[3:10], _POWERS[8:], (8, 16, 32, 64, 128), block_sizes=(16,), batch_problems=8
+    _POWERS[3:10], _POWERS[8:], (8, 16, 32, 64, 128), block_sizes=(16,), batch_problems=32
 )
 """What is replayed of batch limits, whatever the profile measures."""
 _OF_KV = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)

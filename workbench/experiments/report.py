@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, product
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import pandas as pd
@@ -724,12 +725,22 @@ def booktabs(name: str, table: pd.DataFrame) -> str:
 
 
 def numbers_tex(numbers: Mapping[str, Named]) -> str:
-    """One macro for every number of the prose: \\wbBestRate, ..."""
+    """One macro for every text of the prose, \\wbFarPeak, ..., and for each number in it, in its
+    order: \\wbFarPeakA, \\wbFarPeakB, ...
+    """
     lines = []
     for part, own in numbers.items():
         lines.append(f"% {part}")
-        lines += [f"\\newcommand{{\\{macro(n)}}}{{{tex_escaped(text)}}}" for n, text in own.items()]
+        for name, text in own.items():
+            told = {macro(name): tex_escaped(text)}
+            if (found := NUMBER.findall(text)) != [text]:
+                told |= zip((macro(name) + letters for letters in LETTERS), found)
+            lines += [f"\\newcommand{{\\{key}}}{{{value}}}" for key, value in told.items()]
     return "\n".join(lines) + "\n"
+
+
+NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:,\d{3})*(?:\.\d+)?")
+LETTERS = [f"{first}{second}" for first in ("", *ascii_uppercase) for second in ascii_uppercase]
 
 
 def macro(name: str) -> str:
