@@ -44,6 +44,9 @@ def test_one_part_alone_is_refused_where_it_cannot_be(tmp_path, capsys):
     file = write_record(record("serve", [], {"part": "distinct"}), tmp_path / "m.json")
     assert main(["bench", "serve", "--part", "shared", "--json", str(file)]) == 2
     assert "is of --part distinct; name another file" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["bench", "memory", "--profile", "quick", "--json", str(file)]) == 2
+    assert "is of bench serve; name another file" in capsys.readouterr().err.replace("\n", " ")
+    assert json.loads(file.read_text())["bench"] == "serve"
 
 
 @pytest.fixture

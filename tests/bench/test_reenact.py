@@ -61,6 +61,10 @@ def test_nodes_are_sampled_as_recorded(recorded, pair, monkeypatch) -> None:
 
 def test_what_cannot_be_re_enacted_is_refused(recorded, pair) -> None:
     """A switch that no recording tells, and a vocabulary that lacks a token: before a run."""
+    with pytest.raises(ConfigError, match="smollm2-135m is none of the search's models, which are"):
+        next(module.run("smollm2-135m", "smollm2-135m"))
+    with pytest.raises(ConfigError, match="dummy:tiny-solver is none of the search's models"):
+        next(module.run(prm="dummy:tiny-solver"))
     with pytest.raises(ConfigError, match="forget_pruned=False"):
         reenact(with_settings(recorded, switches={"forget_pruned": True}), *pair)
     held = recorded.recording

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from workbench.bench import search
@@ -19,6 +20,16 @@ def rows() -> dict[str, Row]:
         patch.setattr(search, "UNCACHED_PROBLEMS", 2)
         workload = make_workload("tiny-solver", limit=3, n=4, max_depth=3)
         return {row.name: row for row in tiny_rows(workload, 2)}
+
+
+def test_what_is_alike_of_every_problem_is_no_certainty() -> None:
+    """Guards an accuracy of 1 [1, 1] of three problems."""
+    ones, three = pd.Series([1.0] * 3), pd.Series(list("abc"))
+    row = search.ratio_row("accuracy", "fraction", ones, ones, three)
+    assert (row.value, row.spread[1]) == (1, 1) and row.spread[0] == pytest.approx(0.4385, abs=1e-3)
+    none = search.ratio_row("accuracy_gain", "fraction", 0 * ones, ones, three)
+    assert none.spread == pytest.approx((-0.6316, 0.6316), abs=1e-3), "nothing of three"
+    assert search.ratio_row("tokens_a_problem", "tokens", ones, ones, three).spread == (1, 1)
 
 
 def test_each_row_has_an_interval_over_problems_around_its_value(rows):

@@ -65,6 +65,8 @@ ONE = ["run", "Compute 1+1."]
         (["sweep", "--dry-run", "--set", "shares={[0.3]}"], "shares is '{[0.3]}'; allowed: a list"),
         (["sweep", "--dry-run", "--set", "tempature=1"], "Did you mean 'temperature'"),
         (["sweep", "--dry-run", "--policy", "marginal"], "Did you mean 'marginal_value'"),
+        (["sweep", "--dry-run", "--seeds", "0", "--set", "seeds=[1]"], "are one: give either"),
+        (["sweep", "--dry-run", "--set", "profile=full"], "--set profile and --profile are one"),
         (["sweep", "--dry-run", "--config", "none.json"], "none.json cannot be read as JSON"),
     ],
 )

@@ -402,6 +402,18 @@ def test_the_machine_s_noise_is_in_the_interval_and_equal_work_is_no_difference(
     assert not compare(*pair).same_work, "equal work on another machine tells of the machine"
 
 
+def test_counts_of_other_problems_are_not_set_beside_each_other(tmp_path):
+    """Guards a difference called exact that is of two problems more."""
+    sides = [
+        worked(store_fake(tmp_path, RunSpec(replace(SEARCHED, num_problems=count), 0.3, 0)), 7)
+        for count in (SEARCHED.num_problems, SEARCHED.num_problems + 2)
+    ]
+    found, alike = compare(*sides), compare(sides[0], sides[0])
+    assert "the two searched different problems" in found.warnings[0]
+    metrics, all_metrics = (set(each.differences["metric"]) for each in (found, alike))
+    assert all_metrics - metrics == {"llm_recomputed_tokens", "prm_recomputed_tokens"}
+
+
 def test_several_seeds_pair_by_problem_and_seed(tmp_path):
     sides = [
         [store_fake(tmp_path, RunSpec(SEARCHED, share, seed)) for seed in (0, 1)]

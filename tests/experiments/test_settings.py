@@ -46,6 +46,15 @@ def test_only_the_thesis_profile_pays_activations_from_the_total_and_all_span_th
         assert config.activations_in_total is (profile == "thesis")
 
 
+def test_a_policy_that_keeps_no_split_is_run_once_a_seed():
+    """To the others the share is where they start."""
+    for policy in plans.POLICIES:
+        planned = plans.split_runs(replace(CONFIG, policy=policy))
+        shares = (0.3,) if policy == "first_come" else CONFIG.shares
+        assert sorted({run.llm_share for run in planned}) == sorted(shares)
+        assert {run.seed for run in planned} == {0, 1}
+
+
 def test_an_unknown_profile_names_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'quick'"):
         sweep_config("quik")

@@ -137,9 +137,8 @@ def measure(
     for what in ("bench", "model", "llm", "prm", "part"):
         own = (mode | {"bench": name}).get(what)
         if there.get(what, own) != own:
-            raise ConfigError(
-                f"{what} is {there[what]!r} in {file} and {own!r} here: name another file."
-            )
+            told = what if what == "bench" else f"--{what}"
+            raise ConfigError(f"{file} is of {told} {there[what]}; name another file.")
     code_of(name)  # read before it begins
     # `timeout` sends SIGTERM: the benchmark ends as on Ctrl-C, its rows are written
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
