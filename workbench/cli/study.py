@@ -225,12 +225,13 @@ def _previews(
 ) -> Iterator[tuple[str, Preview]]:
     """The measured runs beside the sweep's, by the notebook that draws them; as of _print_left."""
     from workbench.experiments import plans, study
+    from workbench.experiments.settings import RECORDED
 
     policies = partial(study.policies_planned, runs_dir=runs, stale_ok=how["stale_ok"])
     runs_of: dict[str, Any] = {BATCHING: plans.batch_runs, ABLATION: plans.ablation_runs,
                                COMPARED: plans.strategy_runs, OPTIMISATION: policies}  # fmt: skip
     same = [stem for stem in ON_RUNGS if stem in given]
-    if same and profile == "full" and not given[same[0]]["strategy"]:
+    if same and profile == "full" and RECORDED in dict(_rungs(profile, given[same[0]])):
         few = plans.recorded_config("full", shares=study.COMPARED_SHARES)
         name = f"measured SmolLM2 ({', '.join(stem[:2] for stem in same)})"
         yield name, study.preview(few, runs, **how)
