@@ -213,7 +213,8 @@ def _print_left(
         terminal().print(f"{name}: {text}.")
     if len(counts) > 1:
         number, seconds = map(sum, zip(*counts))
-        terminal().print(f"Together: {number} runs and replays to do, about {_time(seconds)}.")
+        told = f"Together: {number} runs and replays to do, about {_time(seconds)}"
+        terminal().print(f"{told}, and some minutes to draw.")
 
 
 def _previews(
