@@ -140,6 +140,13 @@ def test_the_committed_rows_hold_every_setting_and_a_figure_of_them_replays_noth
     assert list(own.itertuples(index=False, name=None)) == [
         (sensitivity.TAKEN, sensitivity.TAKEN), *tried, swap,
     ]  # fmt: skip
+    shares = rows[rows["what"] == sensitivity.SHARE].groupby(["value", "setting"])["llm_share"]
+    for row in rows[rows["kind"] == "setting"].dropna(subset="plateau_low").to_dict("records"):
+        if row["value"] != sensitivity.SWAP:
+            at = shares.get_group((row["value"], row["setting"]))
+            below, above = at[at < row["plateau_low"]], at[at > row["plateau_high"]]
+            assert row["plateau_low"] - below.max() < sensitivity.APART + 1e-9 or below.empty
+            assert above.min() - row["plateau_high"] < sensitivity.APART + 1e-9 or above.empty
     assert Base().replays_left("default") == []
     every = Base().replays_left("full")
     assert len(every) == 10 * (1 + len(tried))
