@@ -291,7 +291,7 @@ def test_a_recording_of_a_strategy_without_a_width_is_replayed_as_its_own_pair(r
 def test_what_a_replay_tells_of_the_ablation_is_its_speed(root) -> None:
     """Guards C7 at the thesis's scale: a queue is waited in, and nothing is sampled to an end."""
     config = plans.replayed_config("quick", **FEW | {"min_problem_batch": 2})
-    plan = plans.replayed_ablation(config)
+    plan = plans.replayed_ablation(config, plans.AblationPlan())
     study = run_ablation_replayed(config, plan, root, progress=False)
     assert set(study.all_runs["status"]) == {"finished"}
     rows = views.ablation_rows(study)

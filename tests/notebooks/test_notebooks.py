@@ -182,7 +182,7 @@ def test_a_dry_run_knows_every_replay_that_the_notebooks_make(executed, capsys):
     assert main(["figures", *names, *words]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     left = re.findall(r"replayed[^:]*: (\d+) of (\d+) replays to do", shown)
-    assert len(left) == 7
+    assert len(left) == 8
     assert all(todo == "0" and int(total) > 0 for todo, total in left), left
 
 
