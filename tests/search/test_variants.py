@@ -19,11 +19,21 @@ from workbench import config
 from workbench.core import node_seed
 from workbench.errors import ConfigError
 from workbench.search import variants
+from workbench.search.answers import extract_answer
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch, BestOfN, Generate, Step, split_steps
-from workbench.search.variants import DORA, DVTS, ETS, REBASE, STRATEGIES, SelfConsistency
+from workbench.search.variants import (
+    DORA,
+    DVTS,
+    ETS,
+    REBASE,
+    STEP_BY_STEP,
+    STRATEGIES,
+    WORKED,
+    SelfConsistency,
+)
 
 PROBLEM = Problem("p", "What is 1+1?")
 TEXTS = ("add one\n\n", "add  one\n\n", "take two away\n\n", "12+7=19\n\n")
@@ -381,6 +391,10 @@ def test_self_consistency_asks_no_score_and_poses_the_problem_in_its_words(fake_
     chat = llm.tokenizer.encode_chat([{"role": "user", "content": asked}])
     assert {tokens for tokens, _, _ in llm.asked} == {tuple(chat)}
     assert {(params.stop, params.max_tokens) for _, params, _ in llm.asked} == {((), 99)}
+    shown = SelfConsistency(examples=WORKED, instruction=STEP_BY_STEP).posed(PROBLEM).problem
+    *examples, question, instruction = shown.split("\n\n")
+    assert (question, instruction) == ("What is 1+1?", "Let's think step by step.")
+    assert [extract_answer(example) for example in examples] == ["29", "7"]
 
 
 def test_finish_at_limit_samples_the_last_step_to_the_end():

@@ -434,7 +434,8 @@ def from_completions(
         raise RecordingError(
             f"Rows have {', '.join(map(str, counts))} completions; give rows of one n."
         )
-    names = [str(row.get("unique_id", number)) for number, row in enumerate(known)]
+    given = [row.get("unique_id") for row in known]
+    names = [str(number if name is None else name) for number, name in enumerate(given)]
     for number, name in enumerate(names):
         if name in names[:number]:
             raise RecordingError(f"Row {number} has the unique_id {name!r} of a row before it.")
