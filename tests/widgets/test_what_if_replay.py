@@ -40,6 +40,10 @@ def test_the_thesis_s_pair_comes_first_and_the_tiny_one_second():
 def test_the_thesis_s_pair_is_offered_with_every_strategy_that_can_be_drawn():
     """Each replays with its own requests, under the same device and memory."""
     infos = r.find_recordings(r.DRAWN)
+    for name, info in infos.items():  # they are offered without being drawn
+        held, drawn = info.header, r.thesis(name)
+        assert (held.settings, held.llm, held.prm) == (drawn.settings, drawn.llm, drawn.prm)
+        assert [each.problem for each in held.problems] == [each.problem for each in drawn.problems]
     told = [str(info).split(", ")[2] for info in infos.values()]
     assert told == ["BeamSearch", "BestOfN", "DVTS", "Lookahead", "REBASE", "ETS"]
     assert {info.position().at(0.3).parameters["device"] for info in infos.values()} == {"a100-40"}

@@ -290,7 +290,8 @@ def replayed_ablation(config: SweepConfig, plan: AblationPlan) -> AblationPlan:
     """
     count = config.num_problems
     queue = 0 if config.problems == RECORDING else 2 * count
-    return AblationPlan(count, (), 1, 1, 0, queue, plan.ablation_share)
+    share = plan.ablation_share
+    return AblationPlan(count, (), repeats=0, queue_problems=queue, ablation_share=share)
 
 
 def replayed_policies(config: SweepConfig, plan: PolicyPlan) -> PolicyPlan:

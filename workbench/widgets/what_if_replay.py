@@ -43,11 +43,14 @@ from workbench.replay.workload import (
 )
 from workbench.search.recording import Recording, read_header, read_recording
 from workbench.search.strategies import BestOfN
+from workbench.search.variants import strategy_with
 
 THESIS, TINY = "thesis-48", "tiny-16-n16"  # offered first and second
 DRAWN = {THESIS: "beam_search"} | {f"{THESIS}-{name}": name for name in DRAWN_STRATEGIES[1:]}
 """Searches of the thesis's pair that are drawn, not recorded, and their strategies."""
 THESIS_DEPTH = 10  # steps of its beams, so that it is drawn and replayed in about a second
+THESIS_SIZES: dict[str, Any] = {"n": 16, "beam_width": 4, "max_depth": THESIS_DEPTH}
+THESIS_SIZES["max_tokens"] = BestOfN().max_tokens * THESIS_DEPTH // DEPTH  # of whole samples
 USUAL = {"device": "a100-40", "total_memory": 40 << 30}  # of what is drawn
 LIMITS = {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
 BLOCK_COLUMNS = ("blocks_active", "blocks_cached")
@@ -154,11 +157,17 @@ class RecordingInfo(NamedTuple):
 
 @cache
 def thesis(name: str = THESIS) -> Recording:
-    """The thesis's pair: Llama-3.2-1B and an 8B PRM on 48 problems, n = 16. name: of DRAWN; whole
-    samples are of as many tokens as so many of DEPTH steps may have.
+    """The thesis's pair: Llama-3.2-1B and an 8B PRM on 48 problems, n = 16. name: of DRAWN."""
+    return thesis_search(48, strategy=DRAWN[name], **THESIS_SIZES)
+
+
+def thesis_header(name: str) -> Recording:
+    """What it says of itself: but for the strategy all of DRAWN are alike, so that one is drawn to
+    offer them, and each when it is replayed. Its problems' tries are that one's; none reads them.
     """
-    most = BestOfN().max_tokens * THESIS_DEPTH // DEPTH
-    return thesis_search(48, 16, 4, THESIS_DEPTH, strategy=DRAWN[name], max_tokens=most)
+    chosen, held = strategy_with(DRAWN[name], THESIS_SIZES), thesis()
+    own = {"strategy": type(chosen).__name__, "strategy_settings": asdict(chosen)}  # type: ignore[call-overload]
+    return replace(held, settings=replace(held.settings, **own))
 
 
 def find_recordings(given: Sequence[str | PathLike[str]] | None = None) -> dict[str, RecordingInfo]:
@@ -169,9 +178,8 @@ def find_recordings(given: Sequence[str | PathLike[str]] | None = None) -> dict[
         path = Path(name)
         if name not in DRAWN and path.suffix != ".parquet":
             path = recording_path(name)
-        found[name] = RecordingInfo(
-            name, path, thesis(name) if name in DRAWN else read_header(path)
-        )
+        header = thesis_header(name) if name in DRAWN else read_header(path)
+        found[name] = RecordingInfo(name, path, header)
     return found
 
 
