@@ -13,13 +13,13 @@ from workbench.experiments import plans, settings
 from workbench.experiments.batching import run_batches_replayed
 from workbench.experiments.execute import one_by_one, rung_answers
 from workbench.experiments.plans import replayed_config
-from workbench.experiments.rows import balance_rows, batch_rows, cells_provenance
+from workbench.experiments.rows import balance_rows, batch_rows, cell_ratios, cells_provenance
 from workbench.experiments.runs import RunResult, compare
 from workbench.experiments.settings import CONTINUOUS, STATIC_BATCH, UNCACHED
-from workbench.experiments.study import provenance_of, run_batches
+from workbench.experiments.study import provenance_of, run_batches, seed_by_seed
 
-CONFIG = plans.sweep_config("quick", n=4, max_depth=3)
-PLAN = plans.BatchPlan((4, 32), (16, 256), (4, 32), 2, (4, 16), 2, cells=2)
+CONFIG = plans.sweep_config("quick", n=4, max_depth=3, seeds=(0, 1, 2))
+PLAN = plans.BatchPlan((4, 32), (16, 256), (4, 32), 2, (4, 16), 2, num_seeds=2)
 
 
 @one_by_one
@@ -31,7 +31,7 @@ def fake_cell(spec):
     if kind == STATIC_BATCH and seqs == 32:
         raise OutOfMemory("A batch needs 99 KV blocks; there are 9. Give more memory.")
     rate = {CONTINUOUS: 10.0, UNCACHED: 4.0, STATIC_BATCH: 2.0}[kind] * seqs
-    rate *= 1.1 if spec.repeat else 0.9
+    rate *= 1.1 if spec.seed else 0.9
     measured = {"tokens_per_s": 20 * rate, "steps_per_s": rate, "same_answers": True}
     measured |= {"padding": 0.25, "waste": 0.5, "requests": 40, "most_running": 4}
     return RunResult(measured)
@@ -59,18 +59,60 @@ def test_rows_hold_what_cannot_be_with_its_reason(study):
     assert set(rows["model"]) == {"llm"}
 
 
-def test_a_cell_s_rate_is_the_median_of_its_repetitions_with_their_range(study):
+def test_a_cell_s_rate_is_the_mean_over_seeds_and_its_ratio_to_the_greatest_limits(study):
     rows = batch_rows(study, "prm")
     static = rows[(rows["kind"] == STATIC_BATCH) & (rows["max_num_seqs"] == 4)]
     assert len(static) == 1
-    rates = static[["steps_per_s_low", "steps_per_s", "steps_per_s_high"]].iloc[0]
-    np.testing.assert_allclose(rates, [7.2, 8.0, 8.8])
+    rates = static[["steps_per_s", "ratio_low", "ratio", "ratio_high"]].iloc[0]
+    np.testing.assert_allclose(rates, [8.0, 0.025, 0.025, 0.025])
     cells, own = study.all_runs.copy(), {"kind": STATIC_BATCH, "max_num_seqs": 4, "model": "prm"}
     first = cells[(cells[list(own)] == own).all(axis=1)].index[0]
     cells.loc[first, ["status", "error", "steps_per_s"]] = ["failed", "no cable", np.nan]
     rows = batch_rows(SimpleNamespace(all_runs=cells), "prm")
     row = rows.query("kind == @STATIC_BATCH and max_num_seqs == 4").iloc[0]
-    assert row["status"] == "finished" and pd.isna(row["error"]), "its other repetitions did"
+    assert row["status"] == "finished" and pd.isna(row["error"]), "its other seed did"
+
+
+def rates_of(values, kinds=CONTINUOUS):
+    """Rates [cells, seeds]: cells of 8, 16, ... sequences."""
+    number = range(len(values))
+    limits = {"max_num_seqs": [8 << k for k in number], "max_num_batched_tokens": 256}
+    index = pd.DataFrame({"model": "llm", "kind": kinds} | limits, number)
+    return pd.DataFrame(values, pd.MultiIndex.from_frame(index))
+
+
+def test_ratios_of_cells_are_those_of_a_regression_on_cells_and_seeds():
+    """An independent oracle: least squares with a dummy for each cell and for each seed."""
+    logs = np.random.default_rng(1).normal(0, 0.1, (5, 3)) + np.arange(5)[:, None]
+    found = cell_ratios(rates_of(np.exp(logs)))
+    design = np.hstack([np.repeat(np.eye(5), 3, axis=0), np.tile(np.eye(3)[:, 1:], (5, 1))])
+    fitted, (squares,), *_ = np.linalg.lstsq(design, logs.ravel(), rcond=None)
+    differences, error = fitted[:4] - fitted[4], np.sqrt(squares / 8 * 2 / 3)
+    bars = [differences + times * 2.306 * error for times in (-1, 1)]  # Student's t, 8 degrees
+    np.testing.assert_allclose(np.log(found["ratio"][:4]), differences)
+    np.testing.assert_allclose(np.log(found[["ratio_low", "ratio_high"]][:4]).T, bars, atol=3e-3)
+    assert (found.iloc[4] == 1).all(), "over itself"
+
+
+def test_ratios_of_cells_with_few_seeds_are_wider_and_with_one_nothing_is_known():
+    values = np.exp(np.random.default_rng(2).normal(0, 0.1, (6, 3)))
+    values[0, 0] = np.nan  # a run that failed
+    found = np.log(cell_ratios(rates_of(values)))
+    np.testing.assert_allclose(found["ratio"].iloc[0], np.log(values[0] / values[5])[1:].mean())
+    half = (found["ratio_high"] - found["ratio"]).to_numpy()
+    assert half[0] / half[1] == pytest.approx(np.sqrt(3 / 2))
+    alone = cell_ratios(rates_of(values[1:, :1]))
+    assert (-alone["ratio_low"][:4] == np.inf).all() and (alone["ratio_high"][:4] == np.inf).all()
+    padded = cell_ratios(rates_of(values, STATIC_BATCH))
+    assert padded["ratio"].isna().all(), "nothing with the greatest limits"
+
+
+def test_a_search_is_asked_once_for_all_cells_of_its_seed():
+    made = []
+    execute = seed_by_seed(lambda: made.append(None) or (lambda spec: RunResult({"at": len(made)})))
+    specs = [settings.RunSpec(CONFIG, 0.3, seed) for seed in (0, 0, 1, 1)]
+    found = [next(execute([spec]))[1].measured["at"] for spec in specs]
+    assert found == [1, 1, 2, 2]
 
 
 def test_balance_is_steps_over_busy_seconds_and_waste_by_block_size(study):
@@ -87,8 +129,10 @@ def test_balance_is_steps_over_busy_seconds_and_waste_by_block_size(study):
 
 def test_what_was_asked_stands_on_the_figure(study):
     said = cells_provenance(study.all_runs)
-    assert "requests of one search of 2 problems, 40 to the LLM and 40 to the PRM" in said
-    assert "one in 2 of them" in said and "each setting 2 times" in said
+    assert "2 searches, each with its seed, of 2 problems, 80 to the LLM and 80 to the PRM" in said
+    assert "one in 2 of them" in said
+    one = cells_provenance(study.all_runs.query("seed == 0"))
+    assert "requests of one search of 2 problems, 40 to the LLM and 40 to the PRM" in one
 
 
 @pytest.fixture(scope="module")

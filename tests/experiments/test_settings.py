@@ -185,8 +185,8 @@ def test_cells_take_the_limits_an_engine_accepts_and_differ_in_them_only():
     cells = batch_runs(CONFIG, BatchPlan())
     whole = [c for c in cells if (c.role, c.get("kind")) == (settings.TIMED, settings.CONTINUOUS)]
     assert len([c for c in whole if c.get("model") == "llm"]) == 8, "512 do not fit 256 tokens"
-    repeats = [cell.repeat for cell in batch_runs(CONFIG, BatchPlan(cells=2))]
-    assert repeats == sorted(repeats), "every cell once before any is repeated"
+    seeds = [c.seed for c in batch_runs(replace(CONFIG, seeds=(2, 0, 1)), BatchPlan(num_seeds=2))]
+    assert list(dict.fromkeys(seeds)) == [2, 0] and seeds == sorted(seeds, reverse=True)
     spec = next(c for c in cells if c.get("kind").startswith("static") and c.get("model") == "prm")
     usual, own = RunSpec(CONFIG, 0.3, 0).engine("prm"), spec.engine("prm")
     changed = {k for k, v in own.to_dict().items() if v != usual.to_dict()[k]}

@@ -162,7 +162,8 @@ def limit_rows(model="llm"):
     cells = pd.DataFrame(rows, columns=[*names, "error"]).assign(model=model)
     rate = cells["steps_per_s"]
     cells["status"] = np.where(rate.isna(), "infeasible", "finished")
-    return cells.assign(steps_per_s_low=0.9 * rate, steps_per_s_high=1.2 * rate)
+    ratio = rate / rate.max()
+    return cells.assign(ratio=ratio, ratio_low=0.9 * ratio, ratio_high=1.2 * ratio)
 
 
 def balance_rows(shares=SHARES):

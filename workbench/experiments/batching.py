@@ -6,6 +6,7 @@ caches are real, tokens are drawn, and seconds are a roofline's.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from workbench.config import SweepConfig
@@ -13,7 +14,6 @@ from workbench.experiments import plans, settings
 from workbench.experiments.execute import (
     DEVICE,
     Asked,
-    one_by_one,
     replay_identity,
     rung_answers,
     timed_cell,
@@ -22,7 +22,7 @@ from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.plans import BatchPlan
 from workbench.experiments.runs import RunResult
 from workbench.experiments.settings import REPLAYED, RunSpec
-from workbench.experiments.study import Folder, Study, run_study
+from workbench.experiments.study import Folder, Study, run_study, seed_by_seed
 from workbench.kvcache.manager import KVCacheManager
 from workbench.replay.answers import Answers
 from workbench.replay.cost import ModelWork, StepCost, Terms
@@ -105,6 +105,6 @@ def run_batches_replayed(
     """Each model alone over its batch limits, replayed; options: of run_study."""
     device = load_device(DEVICE)
     specs = [run for run in plans.batch_runs(config, plan) if run.role == settings.TIMED]
-    given: dict[str, Any] = {"execute": one_by_one(ReplayedCells(device))}
+    given: dict[str, Any] = {"execute": seed_by_seed(partial(ReplayedCells, device))}
     given["identity"] = replay_identity(device, config)
     return run_study(config, specs, runs_dir, plan=plan, **given | options)

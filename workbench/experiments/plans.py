@@ -190,7 +190,8 @@ class BatchPlan(Plan):
     """The limits that are tried, of requests of one search of `batch_problems`.
 
     compared_seqs: at which static batches stand beside continuous ones; without a prefix cache
-    every so many requests are enough. cells: times each timed cell is carried out.
+    every so many requests are enough. num_seeds: of the profile's, the first so many; each timed
+    cell is asked the requests of a search with each.
     """
 
     grid_seqs: tuple[int, ...] = (8, 64, 512)
@@ -199,7 +200,7 @@ class BatchPlan(Plan):
     compared_every: int = 6
     block_sizes: tuple[int, ...] = (1, 4, 16, 64)
     batch_problems: int = 4
-    cells: int = 1
+    num_seeds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +267,14 @@ class StrategyPlan(Plan):
 
 
 _POWERS = tuple(2**k for k in range(15))
-_GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 16, cells=3)
+_GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 32, 3)
 REPLAYED_GRID = BatchPlan(
-    _POWERS[3:10], _POWERS[8:], (8, 16, 32, 64, 128), block_sizes=(16,), batch_problems=32
+    _POWERS[3:10],
+    _POWERS[8:],
+    (8, 16, 32, 64, 128),
+    block_sizes=(16,),
+    batch_problems=32,
+    num_seeds=3,
 )
 """What is replayed of batch limits, whatever the profile measures."""
 _OF_KV = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -354,7 +360,7 @@ LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size")
 
 
 def batch_runs(config: SweepConfig, plan: BatchPlan) -> list[RunSpec]:
-    """One run a cell, model, and kind of batching, each once before any is repeated.
+    """One run a cell, model, and kind of batching with each seed, one seed after the other.
 
     Continuous batching takes the whole grid; static batches, and continuous ones as little cached
     as they, the study's own step; blocks are counted there for every block size.
@@ -362,7 +368,9 @@ def batch_runs(config: SweepConfig, plan: BatchPlan) -> list[RunSpec]:
     few = replace(config, num_problems=plan.batch_problems)
     usual, size = config.max_num_batched_tokens, config.block_size
 
-    def cells(role: str, kind: str, limits: Iterable[tuple[int, int, int]]) -> list[RunSpec]:
+    def cells(
+        seed: int, role: str, kind: str, limits: Iterable[tuple[int, int, int]]
+    ) -> list[RunSpec]:
         every, what = plan.compared_every, kind.replace(",", "").replace(" ", "-")
         found = []
         for model, each in product(ENGINES, limits):
@@ -370,19 +378,22 @@ def batch_runs(config: SweepConfig, plan: BatchPlan) -> list[RunSpec]:
             own: dict[str, Any] = {f"{model}_{name}": value for name, value in KINDS[kind].items()}
             own |= {"model": model, "kind": kind, "every": 1 if kind == CONTINUOUS else every}
             own |= zip(LIMITS, each)
-            found.append(make_run(few, THESIS_SHARE, config.seeds[0], role, setting, **own))
+            found.append(make_run(few, THESIS_SHARE, seed, role, setting, **own))
         return found
 
     # no engine takes more sequences than tokens in a step: all must be able to decode
     grid = [(s, t, size) for s, t in product(plan.grid_seqs, plan.grid_tokens) if s <= t]
     compared = [(s, max(s, usual), size) for s in plan.compared_seqs]
     sizes = [(s, max(s, usual), b) for s in plan.grid_seqs for b in plan.block_sizes]
-    timed = cells(TIMED, CONTINUOUS, grid)
-    timed += [run for kind in (UNCACHED, STATIC_BATCH) for run in cells(TIMED, kind, compared)]
-    rounds = [timed + cells(COUNTED, CONTINUOUS, sizes)]
-    rounds += [[replace(each, repeat=k) for each in timed] for k in range(1, plan.cells)]
-    order = random.Random(config.order_seed)
-    return [each for runs in rounds for each in order.sample(runs, len(runs))]
+    planned, order = list[RunSpec](), random.Random(config.order_seed)
+    for seed in config.seeds[: plan.num_seeds]:
+        runs = cells(seed, TIMED, CONTINUOUS, grid)
+        for kind in (UNCACHED, STATIC_BATCH):
+            runs += cells(seed, TIMED, kind, compared)
+        if not planned:
+            runs += cells(seed, COUNTED, CONTINUOUS, sizes)
+        planned += order.sample(runs, len(runs))
+    return planned
 
 
 # -- the ablation of the thesis's modifications (section 5.3) --

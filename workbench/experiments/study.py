@@ -37,7 +37,14 @@ from workbench.experiments.provenance import (
     project_root,
     runs_folder,
 )
-from workbench.experiments.runs import FINISHED, RunStore, held, load_runs, of_other_code
+from workbench.experiments.runs import (
+    FINISHED,
+    RunResult,
+    RunStore,
+    held,
+    load_runs,
+    of_other_code,
+)
 from workbench.experiments.settings import COUNTED, MEASURE, TIGHT, TIMED, Identity, RunSpec
 from workbench.experiments.statistics import Noise, is_replayed, noise_of, sentinel_drift
 from workbench.replay.cost import BOUND
@@ -69,7 +76,7 @@ class Study(stored.RunTables):
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """The finished runs that the study is about, repetitions left out (of cells kept).
+        """The finished runs that the study is about, repetitions left out.
 
         By share and seed in a sweep, else in the study's own order. RunStoreError where another
         study than a sweep has none.
@@ -77,8 +84,8 @@ class Study(stored.RunTables):
         every = self.all_runs
         wanted = every.iloc[:0]
         if "repeat" in every:  # some run can be read
-            once = (every["repeat"] == 0) | (every["role"] == TIMED)
-            wanted = every[(every["status"] == FINISHED) & ~every["role"].isin(AUXILIARY) & once]
+            once = (every["repeat"] == 0) & ~every["role"].isin(AUXILIARY)
+            wanted = every[(every["status"] == FINISHED) & once]
         if wanted.empty and self.plan is not None:
             raise RunStoreError(f"No run of the study finished: {reasons(every)}.")
         if wanted.empty:
@@ -211,8 +218,25 @@ def run_batches(
     config: SweepConfig, plan: plans.BatchPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
     """Each model alone over its batch limits."""
-    given: dict[str, Any] = {"execute": carry_out.one_by_one(carry_out.Cells(config))} | options
+    given: dict[str, Any] = {"execute": seed_by_seed(partial(carry_out.Cells, config))} | options
     return run_study(config, plans.batch_runs(config, plan), runs_dir, plan=plan, **given)
+
+
+def seed_by_seed(cells: Callable[[], Callable[[RunSpec], RunResult]]) -> carry_out.Execute:
+    """Carries out cells of batch limits, made anew for each seed: they ask what a search asked."""
+    return carry_out.one_by_one(_OfSeed(cells))
+
+
+@dataclass(slots=True)
+class _OfSeed:
+    cells: Callable[[], Callable[[RunSpec], RunResult]]
+    seed: int | None = None
+    own: Any = None
+
+    def __call__(self, spec: RunSpec) -> RunResult:
+        if spec.seed != self.seed:
+            self.seed, self.own = spec.seed, self.cells()
+        return self.own(spec)
 
 
 def run_policies(

@@ -174,10 +174,11 @@ TOKENS = {"llm": "generated tokens/s", "prm": "tokens read for the first time/s"
 STEPS = {"llm": "reasoning steps sampled/s", "prm": "reasoning steps judged/s"}
 _LIMITS_CAPTION = (
     "Throughput of the {label} over the limits of one step, all requests of a recorded search "
-    "queued at once, memory as at an LLM share of 0.3. Above: {tokens}. Below: {steps}, and the "
-    "same requests, or some of them, without a prefix cache in continuous and in static, padded "
-    "batches. Hatched: more sequences than tokens in a step, not all of which could decode; a "
-    "cross: padded batches for which the KV memory has too few blocks."
+    "queued at once, memory as at an LLM share of 0.3. Above: {tokens}. Below: {steps} over those "
+    "with the greatest limits, seed by seed, also of the same requests, or some of them, without a "
+    "prefix cache in continuous and in static, padded batches. Hatched: more sequences than tokens "
+    "in a step, not all of which could decode; a cross: padded batches for which the KV memory has "
+    "too few blocks."
 )
 _BALANCE_CAPTION = (
     "Above: reasoning steps of the search over the seconds each model was busy with them, against "
@@ -193,9 +194,9 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """One model's throughput over max_num_batched_tokens and max_num_seqs; static batches beside.
 
     rows: model, kind (continuous | continuous, no prefix cache | static, padded), max_num_seqs,
-    max_num_batched_tokens, tokens_per_s, steps_per_s with _low and _high, status, error: why a cell
-    has no rates. A panel of a pair (rows with a column rung) says in the title what the heat map
-    shows.
+    max_num_batched_tokens, tokens_per_s, steps_per_s, ratio with _low and _high, status, error: why
+    a cell has no rates. A panel of a pair (rows with a column rung) says in the title what the heat
+    map shows.
     """
     model, in_panel = str(rows["model"].iloc[0]), "rung" in rows
     head = 0.46 - (0.06 if in_panel else 0)  # of the lines; a panel's legend has one line more
@@ -207,9 +208,9 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(title_text="max_num_seqs", domain=[0.66, 1], row=1, col=1)
     axis = theme.log_axis(sorted(rows["max_num_seqs"].unique()), 0.08)
     fig.update_xaxes(title_text="max_num_seqs: sequences in one step", **axis, row=2, col=1)
-    rates = rows.assign(value=rows["steps_per_s"], high=rows["steps_per_s_high"])
+    rates = rows.assign(value=rows["ratio"], high=rows["ratio_high"])
     axis = {"range": [0, 1.04 * theme.highest(rates)], "domain": [0, head]}
-    fig.update_yaxes(title_text=STEPS[model], **axis, row=2, col=1)
+    fig.update_yaxes(title_text=f"{STEPS[model]}, ratio", **axis, row=2, col=1)
     legend_at(fig, "legend", head + 0.005)
     why = continuous.loc[continuous["tokens_per_s"].isna(), "status"].unique()
     cannot = f"; hatched: {' or '.join(sorted(why))}" if len(why) else ""
@@ -217,8 +218,8 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         say(fig, f"<b>{TOKENS[model]}</b>, continuous batching{cannot}", 0, 1, yshift=4)
     label, tokens, steps = MODELS[model].label, TOKENS[model], STEPS[model]
     caption = _LIMITS_CAPTION.format(label=label, tokens=tokens, steps=steps)
-    if (rows["steps_per_s_low"] < rows["steps_per_s_high"]).any():
-        caption += " Bars reach from the slowest to the fastest repetition."
+    if np.isfinite(rows.loc[rows["ratio"].notna(), "ratio_high"]).any():
+        caption += " Bars are 95 % intervals over seeds."
     if (rows["status"] == "failed").any():
         caption += " Some runs failed: hatched or crossed, too, and the pointer says why."
     title = f"Throughput of the {label} over its batch limits"
@@ -269,12 +270,12 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
 
 
 def _lines(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
-    """Steps/s over max_num_seqs: a line for the least, the middle and the greatest limit of tokens,
-    darker for more, and what continuous batching is compared with; a cross on the axis where that
-    does not fit.
+    """Ratios of steps/s over max_num_seqs: a line for the least, the middle and the greatest limit
+    of tokens, darker for more, and what continuous batching is compared with; a cross on the axis
+    where that does not fit.
     """
-    hover = "%{x} sequences: %{y:,.1f} steps/s"
-    names = {"steps_per_s": "value", "steps_per_s_low": "low", "steps_per_s_high": "high"}
+    hover = "%{x} sequences: %{y:.3f} times"
+    names = {"ratio": "value", "ratio_low": "low", "ratio_high": "high"}
     measured = rows[rows["steps_per_s"].notna()].rename(columns=names).sort_values("max_num_seqs")
     continuous = rows[rows["kind"] == CONTINUOUS]
     every = sorted(continuous["max_num_batched_tokens"].unique())
