@@ -417,7 +417,10 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
         "90 at 0.08 (-11.8% [-12.0%, -10.0%] against 0.30)"
         in told(0.2, 0.3, (0.2, 0.3), (0.88, 0.9))[0]
     )
-    assert claim.number == "fastest from 0.20 to 0.30, which do the same work [0.20, 0.30]"
+    assert claim.number == (
+        "fastest from 0.20 to 0.30, which do the same work [0.20, 0.30]; against 0.30 -11.8% at "
+        "0.08 and -21.6% at 0.50"
+    )
     words, claim = told(0.2, 0.5, (0.3, 0.3))
     assert words.startswith("Throughput is highest from 0.20 to 0.50, which are not told apart (9")
     assert claim.number.startswith("fastest from 0.20 to 0.50, which are not told apart [0.20, ")

@@ -153,6 +153,9 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     number = f"fastest {_fastest(peak, same)} [{peak['low']:.2f}, {peak['high']:.2f}]"
     if peak["low"] <= shares.min() and shares.max() <= peak["high"]:
         number = f"no peak is shown [{peak['low']:.2f}, {peak['high']:.2f}]"
+    elif lost := lost_at_ends(speed, same):
+        told = " and ".join(f"{less} at {end:.2f}" for end, less in lost.items())
+        number += f"; against {nearest_to_thesis(shares):.2f} {told}"
     alike = same["low"] <= THESIS_SHARE <= same["high"]
     several = "do the same work" if alike else "cannot be distinguished from the best"
     on = f"what is called a peak: 0.3 is one of several shares that {several}"
@@ -198,12 +201,22 @@ def split_in_words(rows: pd.DataFrame) -> str:
         return f"{told}."
     if peak["low"] <= ends[0] and ends[1] <= peak["high"]:
         return f"{told}: {rate.min():,.0f} to {rate.max():,.0f} generated tokens/s."
-    lost = []
-    for end in ends.difference(alike.index):
+    lost = " and ".join(
+        f"{rate[end]:,.0f} at {end:.2f} ({less} against {base:.2f})"
+        for end, less in lost_at_ends(speed, same).items()
+    )
+    return f"{told}: {alike.mean():,.0f} generated tokens/s; it is {lost}."
+
+
+def lost_at_ends(speed: pd.DataFrame, same: pd.Series) -> dict[float, str]:
+    """What the ends of the axis lose to 0.3, with its interval; not of an end of equal work."""
+    told = {}
+    for end in speed.index[[0, -1]]:
         ratio, low, high = speed.loc[end, ["ratio", "ratio_low", "ratio_high"]].astype(float)
-        bounds = f" [{low - 1:+.1%}, {high - 1:+.1%}]" if math.isfinite(high - low) else ""
-        lost.append(f"{rate[end]:,.0f} at {end:.2f} ({ratio - 1:+.1%}{bounds} against {base:.2f})")
-    return f"{told}: {alike.mean():,.0f} generated tokens/s; it is {' and '.join(lost)}."
+        if not same["low"] <= end <= same["high"]:
+            bounds = f" [{low - 1:+.1%}, {high - 1:+.1%}]" if math.isfinite(high - low) else ""
+            told[end] = f"{ratio - 1:+.1%}{bounds}"
+    return told
 
 
 def is_rare(events: pd.DataFrame) -> pd.Series:

@@ -292,17 +292,17 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
 
 def replayed_ablation(config: SweepConfig, plan: AblationPlan) -> AblationPlan:
     """Replayed are the problems of a replayed rung, and twice as many: the second half waits. A
-    recording has no more than its own. At the share of the measured plan.
+    recording has no more than its own. At the share of the measured plan, with as many of its own
+    seeds; none is dear.
     """
-    count = config.num_problems
+    count, seeds = config.num_problems, plan.num_seeds
     queue = 0 if config.problems == RECORDING else 2 * count
-    share = plan.ablation_share
-    return AblationPlan(count, (), repeats=0, queue_problems=queue, ablation_share=share)
+    return AblationPlan(count, (), seeds, seeds, 0, queue, plan.ablation_share)
 
 
 def replayed_policies(config: SweepConfig, plan: PolicyPlan) -> PolicyPlan:
-    """One seed of a replayed rung's problems, and nothing again: its seconds have no noise."""
-    return replace(plan, num_problems=config.num_problems, num_seeds=1, repeats=0)
+    """A replayed rung's problems, and nothing again: its seconds have no noise."""
+    return replace(plan, num_problems=config.num_problems, repeats=0)
 
 
 def plan_of(kind: type[Plan], profile: str, parameters: Mapping[str, Any] | None = None) -> Any:
