@@ -10,13 +10,14 @@ import pytest
 from tests.experiments.fake_sweep import FakeSweep
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments import plans, settings
-from workbench.experiments.batching import run_batches_replayed
+from workbench.experiments.batching import Cell, Cells, run_batches, run_batches_replayed
 from workbench.experiments.execute import one_by_one, rung_answers
 from workbench.experiments.plans import replayed_config
 from workbench.experiments.rows import balance_rows, batch_rows, cell_ratios, cells_provenance
 from workbench.experiments.runs import RunResult, compare
-from workbench.experiments.settings import CONTINUOUS, STATIC_BATCH, UNCACHED
-from workbench.experiments.study import provenance_of, run_batches, seed_by_seed
+from workbench.experiments.settings import CONTINUOUS, COUNTED, STATIC_BATCH, TIMED, UNCACHED
+from workbench.experiments.study import provenance_of
+from workbench.search.rounds import Progress
 
 CONFIG = plans.sweep_config("quick", n=4, max_depth=3, seeds=(0, 1, 2))
 PLAN = plans.BatchPlan((4, 32), (16, 256), (4, 32), 2, (4, 16), 2, num_seeds=2)
@@ -25,7 +26,7 @@ PLAN = plans.BatchPlan((4, 32), (16, 256), (4, 32), 2, (4, 16), 2, num_seeds=2)
 @one_by_one
 def fake_cell(spec):
     """A cell that is faster the more sequences it has; a padded batch of 32 does not fit."""
-    if spec.role == settings.COUNTED:
+    if spec.role == COUNTED:
         return RunResult({"waste": spec.config.block_size / 100})
     kind, seqs = spec.get("kind"), spec.config.max_num_seqs
     if kind == STATIC_BATCH and seqs == 32:
@@ -107,14 +108,6 @@ def test_ratios_of_cells_with_few_seeds_are_wider_and_with_one_nothing_is_known(
     assert padded["ratio"].isna().all(), "nothing with the greatest limits"
 
 
-def test_a_search_is_asked_once_for_all_cells_of_its_seed():
-    made = []
-    execute = seed_by_seed(lambda: made.append(None) or (lambda spec: RunResult({"at": len(made)})))
-    specs = [settings.RunSpec(CONFIG, 0.3, seed) for seed in (0, 0, 1, 1)]
-    found = [next(execute([spec]))[1].measured["at"] for spec in specs]
-    assert found == [1, 1, 2, 2]
-
-
 def test_balance_is_steps_over_busy_seconds_and_waste_by_block_size(study):
     sweep = FakeSweep()
     rows = balance_rows(sweep, study.all_runs)
@@ -133,6 +126,108 @@ def test_what_was_asked_stands_on_the_figure(study):
     assert "one in 2 of them" in said
     one = cells_provenance(study.all_runs.query("seed == 0"))
     assert "requests of one search of 2 problems, 40 to the LLM and 40 to the PRM" in one
+
+
+# -- cells that compute --
+
+CELLS = plans.sweep_config(
+    "quick", n=4, max_depth=2, levels=(1,), max_num_seqs=8, max_num_batched_tokens=128, seeds=(0, 1)
+)
+
+
+def carried_out_by(cells, specs):
+    """Outcomes as a group of runs has them, and what each call carried out together."""
+    found, calls, left = {}, [], list(specs)
+    while left:
+        told = [(s, outcome) for s, outcome in cells(left) if not isinstance(outcome, Progress)]
+        found |= told
+        calls.append([spec for spec, _ in told])
+        left = [spec for spec in left if spec not in found]
+    return found, calls
+
+
+def planned(*sizes, **more):
+    return plans.batch_runs(CELLS, plans.BatchPlan(*sizes, **more))
+
+
+@pytest.fixture(scope="module")
+def carried_out():
+    """Cells of a small search: by role, model, kind, block size."""
+    specs, cells, found = planned((4,), (128,), (4,), 1, (4, 16), 1), Cells(CELLS), {}
+    for role in (TIMED, COUNTED):  # as the groups are
+        found |= carried_out_by(cells, [spec for spec in specs if spec.role == role])[0]
+    return {
+        (s.role, s.get("model"), s.get("kind"), s.config.block_size): result
+        for s, result in found.items()
+    }
+
+
+def test_every_cell_gives_the_recorded_answers(carried_out):
+    timed = [result for cell, result in carried_out.items() if cell[0] == TIMED]
+    assert len(timed) == 2 * len((CONTINUOUS, UNCACHED, STATIC_BATCH))
+    assert all(result.measured["same_answers"] for result in timed)
+
+
+@pytest.mark.parametrize("model", ["llm", "prm"])
+def test_counting_without_a_model_counts_what_the_engine_does(carried_out, model):
+    timed, counted = (
+        carried_out[role, model, CONTINUOUS, 16].measured for role in (TIMED, COUNTED)
+    )
+    for name in ("waste", "num_steps", "most_running", "preempted", "requests"):
+        assert counted[name] == timed[name], name
+    assert 0 < carried_out[COUNTED, model, CONTINUOUS, 4].measured["waste"] < counted["waste"]
+
+
+@pytest.mark.parametrize("model", ["llm", "prm"])
+def test_padding_is_what_the_trace_counts_beyond_the_requests_own_rows(carried_out, model):
+    static = carried_out[TIMED, model, STATIC_BATCH, 16]
+    steps, requests = static.tables["steps"], static.tables["requests"]
+    rows = steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum()
+    own = requests["prompt_tokens"].sum() + (requests["output_tokens"] - 1).clip(lower=0).sum()
+    assert static.measured["padding"] == pytest.approx(1 - own / rows)
+    assert static.measured["padding"] > 0
+    unpadded = carried_out[TIMED, model, UNCACHED, 16]
+    assert static.measured["waste"] > unpadded.measured["waste"]
+
+
+def test_the_cells_of_a_model_take_turns_and_one_that_cannot_be_leaves_the_others(monkeypatch):
+    """Guards that a slow minute is one of all; and each seed's requests are of its own search."""
+    specs = [s for s in planned((4, 8), (128,), (8,), 1, (16,), 1) if s.role == TIMED]
+    turns, go_on = [], Cell.go_on
+
+    def told(cell, part):
+        turns.append((cell.spec.setting, part))
+        if cell.spec.get("kind") == STATIC_BATCH and part > 0.5:
+            raise OutOfMemory("no room")
+        go_on(cell, part)
+
+    monkeypatch.setattr(Cell, "go_on", told)
+    found, calls = carried_out_by(Cells(CELLS), specs)
+    assert [{s.get("model") for s in call} for call in calls] in (
+        [{"llm"}, {"prm"}],
+        [{"prm"}, {"llm"}],
+    )
+    first = [part for _, part in turns[: turns.index((calls[0][-1].setting, 1.0))]]
+    assert first == sorted(first), "no cell is a turn ahead of another"
+    failed = [s for s, outcome in found.items() if isinstance(outcome, OutOfMemory)]
+    assert {s.get("kind") for s in failed} == {STATIC_BATCH} and len(failed) == 2
+    done = [outcome for s, outcome in found.items() if s not in failed]
+    assert len(done) == 6 and all(each.measured["same_answers"] for each in done)
+
+
+def test_each_seed_s_requests_are_those_of_its_search():
+    specs = planned((8,), (128,), (8,), 1, (16,), 2, num_seeds=2)
+    wanted = [s for s in specs if s.role == TIMED and s.get("kind") == CONTINUOUS]
+    cells, told = Cells(CELLS), {}
+    for seed in (0, 1, 0):
+        own = [s for s in wanted if s.seed == seed]
+        found, _ = carried_out_by(cells, own)
+        rows = {s.get("model"): each.measured["num_steps"] for s, each in found.items()}
+        assert told.setdefault(seed, rows) == rows
+    assert told[0] != told[1]
+
+
+# -- the thesis's pair --
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from workbench.experiments.memory import ENGINES, feasibility, starting_share
 from workbench.experiments.plans import setting_of, sweep_config
 from workbench.experiments.provenance import PACKAGE, REPLAY_SOURCES, SOURCES, this_code
 from workbench.experiments.runs import compare, load_runs, sweep_problems
-from workbench.experiments.settings import CONTINUOUS, COUNTED, TIMED, RunSpec
+from workbench.experiments.settings import RunSpec
 from workbench.experiments.study import (
     provenance,
     provenance_of,
@@ -160,51 +160,6 @@ def test_a_run_records_the_split_that_its_arena_starts_with(budget):
     static = next(s for s in runs if s.setting == setting_of(budget, "static", 0.2, "none"))
     assert spec.llm_bytes - static.llm_bytes == round(started * kv_bytes) - round(0.2 * kv_bytes)
     assert 0 < starting_share(spec.config, 1) < 1, "of a memory that holds no arena too"
-
-
-# -- cells of batch limits --
-
-CELLS = sweep_config(
-    "quick", n=4, max_depth=2, levels=(1,), max_num_seqs=8, max_num_batched_tokens=128
-)
-
-
-@pytest.fixture(scope="module")
-def carried_out():
-    """Cells of a small search: by role, model, kind, block size."""
-    cells, found = execute.Cells(CELLS), {}
-    for spec in plans.batch_runs(CELLS, plans.BatchPlan((4,), (128,), (4,), 1, (4, 16), 1)):
-        key = spec.role, spec.get("model"), spec.get("kind"), spec.config.block_size
-        found[key] = cells(spec)
-    return found
-
-
-def test_every_cell_gives_the_recorded_answers(carried_out):
-    timed = [result for cell, result in carried_out.items() if cell[0] == TIMED]
-    assert len(timed) == 2 * len((CONTINUOUS, settings.UNCACHED, settings.STATIC_BATCH))
-    assert all(result.measured["same_answers"] for result in timed)
-
-
-@pytest.mark.parametrize("model", ["llm", "prm"])
-def test_counting_without_a_model_counts_what_the_engine_does(carried_out, model):
-    timed, counted = (
-        carried_out[role, model, CONTINUOUS, 16].measured for role in (TIMED, COUNTED)
-    )
-    for name in ("waste", "num_steps", "most_running", "preempted", "requests"):
-        assert counted[name] == timed[name], name
-    assert 0 < carried_out[COUNTED, model, CONTINUOUS, 4].measured["waste"] < counted["waste"]
-
-
-@pytest.mark.parametrize("model", ["llm", "prm"])
-def test_padding_is_what_the_trace_counts_beyond_the_requests_own_rows(carried_out, model):
-    static = carried_out[TIMED, model, settings.STATIC_BATCH, 16]
-    steps, requests = static.tables["steps"], static.tables["requests"]
-    rows = steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum()
-    own = requests["prompt_tokens"].sum() + (requests["output_tokens"] - 1).clip(lower=0).sum()
-    assert static.measured["padding"] == pytest.approx(1 - own / rows)
-    assert static.measured["padding"] > 0
-    unpadded = carried_out[TIMED, model, settings.UNCACHED, 16]
-    assert static.measured["waste"] > unpadded.measured["waste"]
 
 
 # -- the replayed rung --

@@ -13,11 +13,11 @@ from tests.experiments.fakes import store_fake
 from tests.widgets.conftest import HOSTILE
 from workbench.cli import main
 from workbench.errors import ConfigError, RunStoreError
+from workbench.experiments.batching import run_batches
 from workbench.experiments.plans import sweep_config
 from workbench.experiments.rows import balance_rows
 from workbench.experiments.runs import load_runs
 from workbench.experiments.settings import RunSpec
-from workbench.experiments.study import run_batches
 from workbench.widgets import explorer
 
 CONFIGURATION = sweep_config("quick", num_problems=4)

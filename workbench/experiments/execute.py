@@ -1,4 +1,4 @@
-"""Runs carried out: searches interleaved by rounds, cells of batch limits, replays.
+"""Runs carried out: searches interleaved by rounds, and replays.
 
 Searches of a group take rounds in turn in one process, each with engines and a clock of its own, so
 that a slow minute of the machine is a slow minute of all; weights are the same tensors for all.
@@ -11,24 +11,20 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import time
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
 from workbench.config import SearchConfig, StrategyConfig, SweepConfig
-from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, TokenEngine
+from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
-from workbench.engine.executor import StepHandle
 from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError
 from workbench.experiments import settings
@@ -48,14 +44,14 @@ from workbench.replay.devices import Device
 from workbench.replay.simulator import POLICIES, recorded_strategy
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording, recording_names, recording_path
-from workbench.search.prm import PRM, Critiques, trie_size
+from workbench.search.prm import PRM, Critiques
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult, Throughput
 from workbench.search.rounds import Progress
 from workbench.search.search import Search
 from workbench.search.strategies import Strategy
 from workbench.search.variants import STRATEGIES, strategy_with
-from workbench.trace import SCHEMA_VERSION, Recorder, Trace
+from workbench.trace import SCHEMA_VERSION, Trace
 
 Execute = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Outcome | Progress]]]
 """Carries out the first of these runs, and as many more as it would beside it, each handed back as
@@ -97,17 +93,22 @@ class Searches:
         self._warm = False
 
     def __call__(self, specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | Progress]]:
-        count, sizes = 1, accumulate(spec.total_bytes for spec in specs)
-        if specs[0].config.device == "cpu":  # on a GPU one at a time
-            count = max(1, sum(size <= total_memory() // 2 for size in sizes))
         few = min(specs[0].config.num_problems, specs[0].config.warmup_problems)
         if few and not self._warm:
             config = replace(specs[0].config, num_problems=few)
             with suppress(Exception):  # the measured runs keep it as a row
                 Pair(replace(specs[0], config=config)).search().play()
                 self._warm = True
-        yield from _interleaved(specs[:count])
+        yield from _interleaved(specs[: num_at_once(specs)])
         gc.collect()  # engines hold cycles; the next runs must not pay for their memory
+
+
+def num_at_once(specs: Sequence[RunSpec]) -> int:
+    """How many of them take turns: as fit into half of the memory; on a GPU one."""
+    if specs[0].config.device != "cpu":
+        return 1
+    sizes = accumulate(spec.total_bytes for spec in specs)
+    return max(1, sum(size <= total_memory() // 2 for size in sizes))
 
 
 def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | Progress]]:
@@ -305,159 +306,6 @@ def _working_set(trace: Trace, block_bytes: Mapping[str, int]) -> dict[str, Any]
     return {"longest": int(longest)} | {
         f"{name}_active_bytes": int(most.get(name, 0)) * size for name, size in block_bytes.items()
     }
-
-
-# -- cells of batch limits: the requests of one recorded search, asked again of one model alone --
-
-
-@dataclass(slots=True)
-class Asked:
-    """One request and what it brought. positions and columns: asked of a PRM; params: of an LLM;
-    more: options of both, such as the tag that names it in a recording.
-    """
-
-    token_ids: Sequence[int]
-    params: SamplingParams | None = None
-    positions: Sequence[int] = ()
-    columns: Sequence[int] = ()
-    sampled: tuple[int, ...] = ()
-    logits: Any = None
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of a forward pass it needs: its last sampled token is never computed."""
-        if self.positions:
-            return self.positions[-1] + 1
-        return len(self.token_ids) + len(self.sampled) - 1
-
-    def queue(self, engine: TokenEngine) -> int:
-        """Ask an engine again."""
-        if self.params is None:
-            return engine.add_score(self.token_ids, self.positions, self.columns, **self.more)
-        return engine.add(self.token_ids, self.params, **self.more)
-
-    def is_same(self, output: RequestOutput) -> bool:
-        """Whether an output is the recorded one, token by token or bit by bit."""
-        told = tuple(output.token_ids) == self.sampled
-        return told and np.array_equal(self.logits, output.logits)  # type: ignore[arg-type]
-
-
-class Listener(Engine):
-    """An engine that keeps what it was asked, by request id, and what came of it."""
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        self.asked: dict[int, Asked] = {}
-
-    def add(self, prompt: Any, params: SamplingParams, **more: Any) -> int:
-        number = super().add(prompt, params, **more)
-        self.asked[number] = Asked(list(prompt), params)
-        return number
-
-    def add_score(self, token_ids: Sequence[int], positions: Any, columns: Any, **more: Any) -> int:
-        number = super().add_score(token_ids, positions, columns, **more)
-        self.asked[number] = Asked(list(token_ids), None, tuple(positions), tuple(columns))
-        return number
-
-    def step(self) -> list[RequestOutput]:
-        outputs = super().step()
-        for output in outputs:
-            own = self.asked[output.request_id]
-            own.sampled, own.logits = tuple(output.token_ids), output.logits
-        return outputs
-
-
-@dataclass(slots=True)
-class Recited:
-    """In place of an executor: tokens are the recorded ones, scores zeros; nothing is computed."""
-
-    storage: Any
-    asked: dict[int, Asked]  # by seed
-
-    def submit(self, plan: StepPlan) -> StepHandle:
-        """The step's recorded tokens."""
-        rows = zip(plan.sampling.seeds.tolist(), plan.sampling.positions.tolist())
-        own = ((self.asked[seed], position) for seed, position in rows)
-        tokens = [each.sampled[position - len(each.token_ids)] for each, position in own]
-        wanted = tuple(np.zeros((len(w.rows), len(w.columns)), np.float32) for w in plan.wanted)
-        return StepHandle(StepResult(np.array(tokens, np.int64), wanted=wanted))
-
-
-class Cells:
-    """Carries out cells of the batching study; the search they repeat is recorded with the sweep's
-    own limits when the first needs it. Every engine asked again must give the same tokens.
-    """
-
-    def __init__(self, config: SweepConfig) -> None:
-        self._config = config
-        self._asked: dict[str, tuple[list[Asked], Any]] = {}  # requests and weights of each model
-
-    def __call__(self, spec: RunSpec) -> RunResult:
-        """One cell: all requests queued at once, of one engine. Of a TIMED one rates, rows computed
-        for nothing, blocks wasted; a COUNTED one computes nothing, since its blocks depend on the
-        recorded tokens alone. OutOfMemory when a padded batch cannot fit.
-        """
-        if not self._asked:
-            usual = replace(self._config, num_problems=spec.config.num_problems)
-            pair = Pair(RunSpec(usual, spec.llm_share, spec.seed), kind=Listener)
-            pair.search().play()
-            for role, each in pair.engines.items():
-                assert isinstance(each, Listener)
-                self._asked[role] = list(each.asked.values()), each.weights
-        model, is_timed = spec.get("model"), spec.role != settings.COUNTED
-        (requests, weights), config = self._asked[model], spec.engine(model)
-        asked = requests[:: spec.get("every")]
-        if not is_timed:
-            config = replace(config, memory=None, num_blocks=feasibility(spec).blocks(model))
-        engine, recorder = Engine(**config.to_dict(), weights=weights), Recorder()
-        if not is_timed:
-            by_seed = {a.params.seed & (2**64 - 1): a for a in asked if a.params}  # as in a plan
-            computes_nothing: Any = Recited(engine.executor.storage, by_seed)
-            engine.executor = computes_nothing
-        engine.trace_as(recorder, model)
-        outputs: dict[int, RequestOutput] = {}
-        with collection_paused():
-            start = time.perf_counter()
-            numbers = [each.queue(engine) for each in asked]
-            while engine.has_work:
-                outputs |= {output.request_id: output for output in engine.step()}
-            engine_s = time.perf_counter() - start
-        if not is_timed:
-            return RunResult(counts_of_cell(spec, recorder.steps, len(asked)))
-        pairs = zip(numbers, asked, strict=True)
-        same = all(each.is_same(outputs[number]) for number, each in pairs)
-        return timed_cell(spec, asked, recorder, engine_s, same_answers=same)
-
-
-def timed_cell(
-    spec: RunSpec, asked: Sequence[Asked], recorder: Recorder, seconds: float, **told: Any
-) -> RunResult:
-    """Rates and counts of a cell. padding: the part of its rows that static batches, which neither
-    cache nor preempt, compute for nothing.
-    """
-    steps, sampled = recorder.steps, sum(len(each.sampled) for each in asked)
-    tokens = sampled or trie_size(array("i", each.token_ids) for each in asked)
-    measured: dict[str, Any] = {
-        "engine_s": seconds,
-        "tokens_per_s": tokens / seconds if spec.get("every") == 1 else float("nan"),
-        "steps_per_s": sum(len(each.positions) or 1 for each in asked) / seconds,
-        "padding": 0.0,
-    }
-    if spec.get("kind") == settings.STATIC_BATCH:
-        rows = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
-        measured["padding"] = 1 - sum(each.num_rows for each in asked) / rows
-    measured |= told | counts_of_cell(spec, steps, len(asked))
-    return RunResult(measured, {"steps": steps, "requests": recorder.requests})
-
-
-def counts_of_cell(spec: RunSpec, steps: pd.DataFrame, requests: int) -> dict[str, Any]:
-    """Counts of a cell's steps; waste: the part of its active blocks' tokens never held."""
-    room = steps["blocks_active"].sum() * spec.engine(spec.get("model")).block_size
-    waste = float(1 - steps["tokens_held"].sum() / room) if room else 0.0
-    counts = {"num_steps": len(steps), "preempted": int(steps["preempted"].sum())}
-    counts |= {"most_running": int(steps["running"].max()), "requests": requests}
-    return {"waste": waste} | counts
 
 
 # -- the other rungs: a recorded search of real text, and the thesis's pair at its own size --

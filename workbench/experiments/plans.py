@@ -267,7 +267,7 @@ class StrategyPlan(Plan):
 
 
 _POWERS = tuple(2**k for k in range(15))
-_GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 32, 3)
+_GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 6, _POWERS[:7], 32, 3)
 REPLAYED_GRID = BatchPlan(
     _POWERS[3:10],
     _POWERS[8:],

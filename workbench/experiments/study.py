@@ -39,7 +39,6 @@ from workbench.experiments.provenance import (
 )
 from workbench.experiments.runs import (
     FINISHED,
-    RunResult,
     RunStore,
     held,
     load_runs,
@@ -212,31 +211,6 @@ def _identities(
 def run_sweep(config: SweepConfig, runs_dir: Folder = None, **options: Any) -> Study:
     """The memory split."""
     return run_study(config, plans.split_runs(config), runs_dir, **options)
-
-
-def run_batches(
-    config: SweepConfig, plan: plans.BatchPlan, runs_dir: Folder = None, **options: Any
-) -> Study:
-    """Each model alone over its batch limits."""
-    given: dict[str, Any] = {"execute": seed_by_seed(partial(carry_out.Cells, config))} | options
-    return run_study(config, plans.batch_runs(config, plan), runs_dir, plan=plan, **given)
-
-
-def seed_by_seed(cells: Callable[[], Callable[[RunSpec], RunResult]]) -> carry_out.Execute:
-    """Carries out cells of batch limits, made anew for each seed: they ask what a search asked."""
-    return carry_out.one_by_one(_OfSeed(cells))
-
-
-@dataclass(slots=True)
-class _OfSeed:
-    cells: Callable[[], Callable[[RunSpec], RunResult]]
-    seed: int | None = None
-    own: Any = None
-
-    def __call__(self, spec: RunSpec) -> RunResult:
-        if spec.seed != self.seed:
-            self.seed, self.own = spec.seed, self.cells()
-        return self.own(spec)
 
 
 def run_policies(
