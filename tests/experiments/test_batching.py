@@ -1,6 +1,7 @@
 """The batching study: what is said of cells that ran, of those that cannot be, and of waste."""
 
 import dataclasses
+import statistics
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,8 +9,9 @@ import pandas as pd
 import pytest
 
 from tests.experiments.fake_sweep import FakeSweep
+from workbench import plots
 from workbench.errors import OutOfMemory, RunStoreError
-from workbench.experiments import plans, settings
+from workbench.experiments import plans
 from workbench.experiments.batching import Cell, Cells, run_batches, run_batches_replayed
 from workbench.experiments.execute import one_by_one, rung_answers
 from workbench.experiments.plans import replayed_config
@@ -82,30 +84,46 @@ def rates_of(values, kinds=CONTINUOUS):
     return pd.DataFrame(values, pd.MultiIndex.from_frame(index))
 
 
-def test_ratios_of_cells_are_those_of_a_regression_on_cells_and_seeds():
-    """An independent oracle: least squares with a dummy for each cell and for each seed."""
+def test_ratios_of_cells_are_paired_and_have_student_s_interval():
+    """An independent oracle: the table of Student's t, of 95 % and two degrees of freedom."""
     logs = np.random.default_rng(1).normal(0, 0.1, (5, 3)) + np.arange(5)[:, None]
-    found = cell_ratios(rates_of(np.exp(logs)))
-    design = np.hstack([np.repeat(np.eye(5), 3, axis=0), np.tile(np.eye(3)[:, 1:], (5, 1))])
-    fitted, (squares,), *_ = np.linalg.lstsq(design, logs.ravel(), rcond=None)
-    differences, error = fitted[:4] - fitted[4], np.sqrt(squares / 8 * 2 / 3)
-    bars = [differences + times * 2.306 * error for times in (-1, 1)]  # Student's t, 8 degrees
-    np.testing.assert_allclose(np.log(found["ratio"][:4]), differences)
-    np.testing.assert_allclose(np.log(found[["ratio_low", "ratio_high"]][:4]).T, bars, atol=3e-3)
-    assert (found.iloc[4] == 1).all(), "over itself"
+    found = np.log(cell_ratios(rates_of(np.exp(logs))))
+    for cell, own in enumerate(logs[:4]):
+        apart = [one - other for one, other in zip(own, logs[4])]
+        middle, half = statistics.mean(apart), 4.3027 * statistics.stdev(apart) / 3**0.5
+        told = found.iloc[cell]
+        assert told["ratio"] == pytest.approx(middle)
+        bounds = told["ratio_low"], told["ratio_high"]
+        assert bounds == pytest.approx((middle - half, middle + half), abs=0.02 * half)
+    assert (found.iloc[4] == 0).all(), "over itself"
 
 
-def test_ratios_of_cells_with_few_seeds_are_wider_and_with_one_nothing_is_known():
+def test_cells_of_one_seed_have_no_interval_and_without_a_reference_there_is_no_ratio():
     values = np.exp(np.random.default_rng(2).normal(0, 0.1, (6, 3)))
-    values[0, 0] = np.nan  # a run that failed
-    found = np.log(cell_ratios(rates_of(values)))
-    np.testing.assert_allclose(found["ratio"].iloc[0], np.log(values[0] / values[5])[1:].mean())
-    half = (found["ratio_high"] - found["ratio"]).to_numpy()
-    assert half[0] / half[1] == pytest.approx(np.sqrt(3 / 2))
-    alone = cell_ratios(rates_of(values[1:, :1]))
-    assert (-alone["ratio_low"][:4] == np.inf).all() and (alone["ratio_high"][:4] == np.inf).all()
+    alone = cell_ratios(rates_of(values[:, :1]))
+    assert (-alone["ratio_low"][:5] == np.inf).all() and (alone["ratio_high"][:5] == np.inf).all()
     padded = cell_ratios(rates_of(values, STATIC_BATCH))
-    assert padded["ratio"].isna().all(), "nothing with the greatest limits"
+    assert padded["ratio"].isna().all(), "nothing continuous"
+    values[5] = np.nan
+    assert cell_ratios(rates_of(values))["ratio"].isna().all(), "the greatest limits failed"
+
+
+def test_where_a_run_failed_all_cells_are_of_the_seeds_that_all_have(study):
+    """Searches differ: a mean over other seeds would be compared with other searches."""
+    cells = study.all_runs.copy()
+    own = (cells["model"] == "llm") & (cells["max_num_seqs"] == 4) & (cells["seed"] == 1)
+    failed = cells.index[own & (cells["kind"] == CONTINUOUS) & (cells["role"] == TIMED)][0]
+    cells.loc[failed, ["status", "steps_per_s"]] = ["failed", np.nan]
+    rows = batch_rows(SimpleNamespace(all_runs=cells), "llm").dropna(subset="steps_per_s")
+    rate = {CONTINUOUS: 10.0, UNCACHED: 4.0, STATIC_BATCH: 2.0}
+    wanted = 0.9 * rows["kind"].map(rate) * rows["max_num_seqs"]
+    np.testing.assert_allclose(rows["steps_per_s"], wanted)
+    great = (cells["max_num_seqs"] == 32) & (cells["max_num_batched_tokens"] == 256)
+    great &= (cells["kind"] == CONTINUOUS) & (cells["model"] == "llm")
+    cells.loc[great, ["status", "steps_per_s"]] = ["failed", np.nan]
+    rows = batch_rows(SimpleNamespace(all_runs=cells), "llm")
+    assert rows["ratio"].isna().all() and rows["steps_per_s"].notna().any()
+    assert plots.batch_limits(rows).layout.meta["caption"]
 
 
 def test_balance_is_steps_over_busy_seconds_and_waste_by_block_size(study):
@@ -191,7 +209,7 @@ def test_padding_is_what_the_trace_counts_beyond_the_requests_own_rows(carried_o
 
 
 def test_the_cells_of_a_model_take_turns_and_one_that_cannot_be_leaves_the_others(monkeypatch):
-    """Guards that a slow minute is one of all; and each seed's requests are of its own search."""
+    """Guards that a slow minute is one of all."""
     specs = [s for s in planned((4, 8), (128,), (8,), 1, (16,), 1) if s.role == TIMED]
     turns, go_on = [], Cell.go_on
 

@@ -169,6 +169,10 @@ def test_static_batches_stand_beside_continuous_ones_and_a_cross_marks_what_does
     np.testing.assert_allclose(most * padded.error_y.array, [1.2, 2.4])
     np.testing.assert_allclose(most * padded.error_y.arrayminus, [0.6, 1.2])
     assert (list(refused.x), list(refused.y)) == ([64], [0])
+    assert "Bars are 95 % intervals" in fig.layout.meta["caption"]
+    bounds = {"ratio_low": -np.inf, "ratio_high": np.inf}
+    one_seed = plots.batch_limits(synthetic.limit_rows().assign(**bounds))
+    assert "intervals" not in one_seed.layout.meta["caption"]
     limits = [t.name for t in fig.data if "tokens a step" in (t.name or "")]
     assert limits == ["256 tokens a step", "2,048 tokens a step", "16,384 tokens a step"]
 

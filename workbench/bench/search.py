@@ -31,7 +31,7 @@ from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.experiments.execute import Pair, make_search, with_wall_part
 from workbench.experiments.runs import sweep_problems
 from workbench.experiments.settings import RunSpec
-from workbench.experiments.statistics import Interval, bootstrap, upper_bound_of_none, wilson
+from workbench.experiments.statistics import bootstrap, unlike_a_point, wilson
 from workbench.search.recording import require_destination
 from workbench.search.result import SearchResult
 from workbench.search.search import SYSTEM_PROMPTS
@@ -222,9 +222,8 @@ def ratio_row(
     """A ratio of sums with its 95 % interval over problems; never a point where all are alike."""
     found, count = bootstrap((top, bottom), problems.tolist()), problems.nunique()
     if unit == "fraction" and found.low == found.high:
-        bound = upper_bound_of_none(count)
-        gain = Interval(found.estimate, found.estimate - bound, found.estimate + bound)
-        found = gain if "gain" in name else wilson(found.estimate, count)
+        gained = "gain" in name
+        found = unlike_a_point(found, count) if gained else wilson(found.estimate, count)
     return Row(name, found.estimate, unit, repeats=repeats, spread=(found.low, found.high))
 
 

@@ -325,7 +325,7 @@ def _replays_left(
             yield f"replayed, {name} ({SPLIT[:2]})", *found
     if BATCHING in given:
         grid = plans.changed(plans.REPLAYED_GRID, given[BATCHING])
-        bear = _sizes(given[BATCHING], *asdict(grid))
+        bear = _sizes(given[BATCHING], *(name for name in asdict(grid) if name != "num_seeds"))
         what: tuple[Any, ...] = run_batches_replayed, far(BATCHING), grid
         yield f"{REPLAYED} ({BATCHING[:2]})", *left(bear, *what, each=grid.batch_problems)
     for rung, config, plan in _ablations(profile, given):

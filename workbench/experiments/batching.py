@@ -136,15 +136,23 @@ class Cells:
 
     def __call__(self, specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | Progress]]:
         """The cells of the first one's model, as many as fit."""
-        model, running = specs[0].get("model"), list[Cell]()
+        model = specs[0].get("model")
         try:
             self._listen(specs[0])
         except Exception as problem:  # a study outlives whatever one of its runs raises
             yield specs[0], problem
             return
-        for spec in [s for s in specs if s.get("model") == model][: num_at_once(specs)]:
+        own = [spec for spec in specs if spec.get("model") == model][: num_at_once(specs)]
+        yield from self._in_turn(own, *self._asked[model])
+        gc.collect()  # the next must not pay for the memory of these
+
+    def _in_turn(
+        self, specs: Sequence[RunSpec], asked: Sequence[Asked], weights: Any
+    ) -> Iterator[tuple[RunSpec, Outcome | Progress]]:
+        running = list[Cell]()
+        for spec in specs:
             try:
-                running.append(Cell(spec, *self._asked[model]))
+                running.append(Cell(spec, asked, weights))
             except Exception as problem:
                 yield spec, problem
         for turn in range(1, TURNS + 1):
@@ -168,6 +176,8 @@ class Cells:
             assert isinstance(each, Listener)
             self._asked[role] = list(each.asked.values()), each.weights
         self._seed = spec.seed
+        del pair, each
+        gc.collect()
 
 
 class Cell:

@@ -213,7 +213,7 @@ def lost_at_ends(speed: pd.DataFrame, same: pd.Series) -> dict[float, str]:
     told = {}
     for end in speed.index[[0, -1]]:
         ratio, low, high = speed.loc[end, ["ratio", "ratio_low", "ratio_high"]].astype(float)
-        if not same["low"] <= end <= same["high"]:
+        if not same["low"] <= end <= same["high"] and end != nearest_to_thesis(speed.index):
             bounds = f" [{low - 1:+.1%}, {high - 1:+.1%}]" if math.isfinite(high - low) else ""
             told[end] = f"{ratio - 1:+.1%}{bounds}"
     return told

@@ -187,7 +187,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan(Plan):
-    """The limits that are tried, of requests of one search of `batch_problems`.
+    """The limits that are tried, of requests of searches of `batch_problems`.
 
     compared_seqs: at which static batches stand beside continuous ones; without a prefix cache
     every so many requests are enough. num_seeds: of the profile's, the first so many; each timed
@@ -360,10 +360,10 @@ LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size")
 
 
 def batch_runs(config: SweepConfig, plan: BatchPlan) -> list[RunSpec]:
-    """One run a cell, model, and kind of batching with each seed, one seed after the other.
+    """One run a cell, model, and kind of batching, one seed after the other.
 
     Continuous batching takes the whole grid; static batches, and continuous ones as little cached
-    as they, the study's own step; blocks are counted there for every block size.
+    as they, the study's own step; blocks are counted there for every block size, with one seed.
     """
     few = replace(config, num_problems=plan.batch_problems)
     usual, size = config.max_num_batched_tokens, config.block_size

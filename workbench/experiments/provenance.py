@@ -30,10 +30,10 @@ PACKAGES = ("torch", "numpy", "numba", "pandas", "pyarrow", "transformers", "tok
 FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile")
 PACKAGE = Path(__file__).resolve().parents[1]
 SOURCES = tuple(PACKAGE / name for name in ("core.py", "config.py", "host.py", "tokenizer.py",
-    "trace.py", "kernels", "kvcache", "models", "engine", "search", "experiments/execute.py",
-    "experiments/memory.py", "experiments/settings.py"))  # fmt: skip
+    "trace.py", "kernels", "kvcache", "models", "engine", "search", "experiments/batching.py",
+    "experiments/execute.py", "experiments/memory.py", "experiments/settings.py"))  # fmt: skip
 """What makes a run; not what plans, keeps, draws or reports it."""
-REPLAY_SOURCES = (*SOURCES, PACKAGE / "replay", PACKAGE / "experiments" / "batching.py")
+REPLAY_SOURCES = (*SOURCES, PACKAGE / "replay")
 
 
 def project_root() -> Path:

@@ -8,6 +8,7 @@ of rates also from the machine's noise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import pairwise, product
 from math import comb
 from typing import Any
@@ -286,7 +287,7 @@ RATIO = ["ratio", "ratio_low", "ratio_high"]
 
 def batch_rows(study: Any, model: str) -> pd.DataFrame:
     """Rows of plots.batch_limits, of the batching study: one a cell of one model, also those that
-    cannot be; means over seeds, and steps_per_s over that of the greatest limits.
+    cannot be; means over the seeds that all have, and steps_per_s over that of the greatest limits.
     """
     cells = study.all_runs
     own = cells[(cells["model"] == model) & (cells["role"] == TIMED)]
@@ -300,41 +301,49 @@ def batch_rows(study: Any, model: str) -> pd.DataFrame:
     rows = own.reindex(columns=[*CELL, "seed", "status", "error", *CELL_RATES])
     rows = rows.astype(dict.fromkeys(CELL_RATES, float))
     rows = rows.sort_values("status", key=lambda status: status != FINISHED, kind="stable")
-    columns: Any = {name: (name, lambda own: own.iloc[0]) for name in ("status", "error")}
-    columns |= {name: (name, "mean") for name in CELL_RATES}
-    cells = rows.groupby(CELL).agg(**columns)
-    rates = rows.dropna(subset="steps_per_s").groupby([*CELL, "seed"])["steps_per_s"].mean()
-    return cells.join(cell_ratios(rates.unstack("seed"))).reset_index()
+    firsts: Any = {name: (name, lambda own: own.iloc[0]) for name in ("status", "error")}
+    cells = rows.groupby(CELL).agg(**firsts)
+    done = rows.dropna(subset="steps_per_s")
+    rates = done.groupby([*CELL, "seed"])["steps_per_s"].mean().unstack("seed")
+    if (shared := rates.notna().all()).any():  # else some cell would be of other searches
+        done, rates = done[done["seed"].isin(rates.columns[shared])], rates.loc[:, shared]
+    could = cells.index[(cells["status"] != INFEASIBLE).to_numpy()]
+    ratios = cell_ratios(rates.reindex(could))
+    return cells.join(done.groupby(CELL)[CELL_RATES].mean()).join(ratios).reset_index()
 
 
 def cell_ratios(rates: pd.DataFrame) -> pd.DataFrame:
     """Rates [cells, seeds] over those of the continuous cell with the greatest limits, seed by
     seed: columns ratio (the geometric mean), ratio_low, ratio_high.
 
-    95 % by Student's t with what cell and seed leave unexplained in all cells (a randomised block
-    design, a seed a block); of one seed (-inf, inf).
+    95 % by Student's t of the ratios' logarithms; of one seed (-inf, inf).
     """
-    logs = pd.DataFrame(np.log(rates.to_numpy()), rates.index, rates.columns)
+    logs = pd.DataFrame(np.log(rates.to_numpy(float)), rates.index, rates.columns)
     continuous = logs[logs.index.get_level_values("kind") == CONTINUOUS].sort_index()
     if continuous.empty:
         return pd.DataFrame(index=rates.index, columns=RATIO, dtype=float)
     apart = logs - continuous.iloc[-1]
-    whole = logs.dropna().to_numpy()
-    rest = whole - whole.mean(axis=1, keepdims=True) - whole.mean(axis=0) + whole.mean()
-    degrees, reach = (len(whole) - 1) * (whole.shape[1] - 1), np.inf
-    if degrees > 0:
-        drawn = np.random.default_rng(0).standard_t(degrees, size=100 * statistics.DRAWS)
-        reach = np.quantile(drawn, statistics.TAILS[1]) * np.sqrt((rest**2).sum() / degrees)
-    half = reach * (2 / apart.count(axis=1)) ** 0.5
-    half = half.where(apart.abs().max(axis=1) > 0, 0.0)
-    found = apart.mean(axis=1)
+    found, count = apart.mean(axis=1), apart.count(axis=1)
+    half = apart.std(axis=1) / count**0.5 * count.map(lambda number: student(number - 1))
+    half = half.where(count > 1, np.inf).where(apart.abs().max(axis=1) > 0, 0.0)
     ratios = np.exp(np.array([found, found - half, found + half]))
     ratios[1, ~np.isfinite(half)] = -np.inf
     return pd.DataFrame(ratios.T, rates.index, RATIO)
 
 
+@cache
+def student(degrees: int) -> float:
+    """Where the upper tail of Student's t begins; inf without a degree of freedom."""
+    if degrees < 1:
+        return float("inf")
+    drawn = np.random.default_rng(0).standard_t(degrees, size=1_000_000)
+    return float(np.quantile(drawn, statistics.TAILS[1]))
+
+
 def balance_rows(sweep: RunTables, cells: pd.DataFrame) -> pd.DataFrame:
-    """Rows of plots.balance: steps a second of both models over the split, and wasted blocks."""
+    """Rows of plots.balance: steps a second of both models over the split, and wasted blocks, of
+    cells with one seed.
+    """
     keys, busy, nodes = ["run_id", "problem_id"], list[Row](), sweep.table("nodes")
     if nodes.empty:
         raise RunStoreError("Replays sample no nodes, so no steps to be counted: pick a search.")
@@ -348,8 +357,7 @@ def balance_rows(sweep: RunTables, cells: pd.DataFrame) -> pd.DataFrame:
     done = cells[cells["status"] == FINISHED]
     static = done["kind"] == settings.STATIC_BATCH
     columns = ["model", "kind", "block_size", "max_num_seqs"]
-    waste = done[(done["role"] == settings.COUNTED) | static].sort_values("seed", kind="stable")
-    waste = waste.drop_duplicates(columns)
+    waste = done[(done["role"] == settings.COUNTED) | static].drop_duplicates(columns)
     waste = waste[[*columns, "waste"]].rename(columns={"waste": "value"}).assign(metric="waste")
     waste = waste.sort_values(columns, ignore_index=True)
     return pd.concat([with_rooms(busy, sweep), waste], ignore_index=True)
@@ -419,9 +427,7 @@ def ablation_rows(study: Study) -> pd.DataFrame:
             add(key, side, _mean(own, f"correct_{side}"), limit)
         more = own["correct_finishes"] - own["correct_stops"]
         found = statistics.bootstrap_mean(more, list(own["problem_id"]))
-        if not more.any():
-            bound = statistics.upper_bound_of_none(own["problem_id"].nunique())
-            found = Interval(0.0, -bound, bound)
+        found = statistics.unlike_a_point(found, own["problem_id"].nunique())
         add(LAST_TWO[0], "finishing", found, limit)
     labels = {key: each.label for key, each in plans.MODIFICATIONS.items()}
     table = pd.DataFrame(rows)

@@ -107,6 +107,16 @@ def upper_bound_of_none(trials: int) -> float:
     return 1.0 - (1.0 - LEVEL) ** (1.0 / trials) if trials > 0 else 1.0
 
 
+def unlike_a_point(found: Interval, trials: int) -> Interval:
+    """An interval of a fraction or of a difference of two; where all trials are alike, what was not
+    seen once bounds it.
+    """
+    if found.low < found.high:
+        return found
+    bound = upper_bound_of_none(trials)
+    return Interval(found.estimate, found.estimate - bound, found.estimate + bound)
+
+
 # -- the machine's noise: how far runs of equal work differ in wall time --
 
 WORK = (

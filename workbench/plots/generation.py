@@ -209,8 +209,10 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     axis = theme.log_axis(sorted(rows["max_num_seqs"].unique()), 0.08)
     fig.update_xaxes(title_text="max_num_seqs: sequences in one step", **axis, row=2, col=1)
     rates = rows.assign(value=rows["ratio"], high=rows["ratio_high"])
-    axis = {"range": [0, 1.04 * theme.highest(rates)], "domain": [0, head]}
-    fig.update_yaxes(title_text=f"{STEPS[model]}, ratio", **axis, row=2, col=1)
+    axis = {"domain": [0, head], "title_text": f"{STEPS[model]}, ratio"}
+    if rates["value"].notna().any():
+        axis["range"] = [0, 1.04 * theme.highest(rates)]
+    fig.update_yaxes(**axis, row=2, col=1)
     legend_at(fig, "legend", head + 0.005)
     why = continuous.loc[continuous["tokens_per_s"].isna(), "status"].unique()
     cannot = f"; hatched: {' or '.join(sorted(why))}" if len(why) else ""
@@ -218,7 +220,7 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         say(fig, f"<b>{TOKENS[model]}</b>, continuous batching{cannot}", 0, 1, yshift=4)
     label, tokens, steps = MODELS[model].label, TOKENS[model], STEPS[model]
     caption = _LIMITS_CAPTION.format(label=label, tokens=tokens, steps=steps)
-    if np.isfinite(rows.loc[rows["ratio"].notna(), "ratio_high"]).any():
+    if (np.isfinite(rows["ratio_high"]) & (rows["ratio_low"] < rows["ratio_high"])).any():
         caption += " Bars are 95 % intervals over seeds."
     if (rows["status"] == "failed").any():
         caption += " Some runs failed: hatched or crossed, too, and the pointer says why."

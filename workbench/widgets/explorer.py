@@ -85,7 +85,7 @@ def picks(runs: pd.DataFrame) -> dict[str, Pick]:
             "`workbench sweep`."
         )
     cells = readable["role"].isin(CELLS)
-    of_a_cell = {*plans.LIMITS, "num_problems", "setting"}  # the cells of one study differ in these
+    of_a_cell = {*plans.LIMITS, "setting"}  # the cells of one study differ in these
     found = _groups(readable[~cells], set()) | _groups(readable[cells], of_a_cell)
     single = readable[~cells & (readable["status"] == FINISHED)]
     first = single.sort_values("role", key=lambda role: role != MEASURE, kind="stable")
@@ -195,9 +195,10 @@ def explore(
     chosen = [a] if b is None else [a, b]
     if b is not None and name == "balance":
         searches, cells = sorted(chosen, key=lambda pick: pick.is_batches)
-        rows = study_rows.balance_rows(searches, cells.all_runs)
+        counts = cells.all_runs[cells.all_runs["seed"] == cells.all_runs["seed"].min()]
+        rows = study_rows.balance_rows(searches, counts)
         of_both = provenance(searches.runs, beside=cells.all_runs)
-        measured = f"{of_both}\n{study_rows.cells_provenance(cells.all_runs)}"
+        measured = f"{of_both}\n{study_rows.cells_provenance(counts)}"
         figure = plots.balance(rows, measured)
         words = f"{searches.name}; {cells.name}: {figure.layout.meta['caption']}"
         return Drawing(figure, rows, words, {})
