@@ -8,7 +8,6 @@ of rates also from the machine's noise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import pairwise, product
 from math import comb
 from typing import Any
@@ -324,20 +323,11 @@ def cell_ratios(rates: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(index=rates.index, columns=RATIO, dtype=float)
     apart = logs - continuous.iloc[-1]
     found, count = apart.mean(axis=1), apart.count(axis=1)
-    half = apart.std(axis=1) / count**0.5 * count.map(lambda number: student(number - 1))
+    half = apart.std(axis=1) / count**0.5 * count.map(lambda number: statistics.student(number - 1))
     half = half.where(count > 1, np.inf).where(apart.abs().max(axis=1) > 0, 0.0)
     ratios = np.exp(np.array([found, found - half, found + half]))
     ratios[1, ~np.isfinite(half)] = -np.inf
     return pd.DataFrame(ratios.T, rates.index, RATIO)
-
-
-@cache
-def student(degrees: int) -> float:
-    """Where the upper tail of Student's t begins; inf without a degree of freedom."""
-    if degrees < 1:
-        return float("inf")
-    drawn = np.random.default_rng(0).standard_t(degrees, size=1_000_000)
-    return float(np.quantile(drawn, statistics.TAILS[1]))
 
 
 def balance_rows(sweep: RunTables, cells: pd.DataFrame) -> pd.DataFrame:

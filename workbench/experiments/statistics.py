@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import comb, sqrt
 from statistics import NormalDist, median
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,15 @@ def median_interval(values: Sequence[float]) -> Interval:
 def upper_bound_of_none(trials: int) -> float:
     """Upper bound of the rate of what was not seen once in so many trials; exact."""
     return 1.0 - (1.0 - LEVEL) ** (1.0 / trials) if trials > 0 else 1.0
+
+
+@cache
+def student(degrees: int) -> float:
+    """Where the upper tail of Student's t begins; inf without a degree of freedom."""
+    if degrees < 1:
+        return float("inf")
+    drawn = np.random.default_rng(0).standard_t(degrees, size=1_000_000)
+    return float(np.quantile(drawn, TAILS[1]))
 
 
 def unlike_a_point(found: Interval, trials: int) -> Interval:

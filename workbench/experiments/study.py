@@ -37,13 +37,7 @@ from workbench.experiments.provenance import (
     project_root,
     runs_folder,
 )
-from workbench.experiments.runs import (
-    FINISHED,
-    RunStore,
-    held,
-    load_runs,
-    of_other_code,
-)
+from workbench.experiments.runs import FINISHED, RunStore, held, load_runs, of_other_code
 from workbench.experiments.settings import COUNTED, MEASURE, TIGHT, TIMED, Identity, RunSpec
 from workbench.experiments.statistics import Noise, is_replayed, noise_of, sentinel_drift
 from workbench.replay.cost import BOUND
