@@ -7,6 +7,7 @@ are imported where frames and files are made: an engine runs without.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence as SequenceOf
@@ -301,11 +302,34 @@ def write_atomically(content: pa.Table | str, path: str | os.PathLike[str]) -> P
 
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Read one table; RunStoreError if missing, damaged, or of another schema version."""
+    return _stored(path).to_pandas()
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of a small, wide table, several times as fast as by way of pandas, which stands by
+    their missing values: NaN where a number or a text lacks.
+    """
+    import pyarrow.types as of  # noqa: PLC0415 - slow
+
+    content = _stored(path)
+    kinds = of.is_integer, of.is_floating, of.is_string, of.is_large_string
+    lacks = {
+        field.name: math.nan if any(is_kind(field.type) for is_kind in kinds) else None
+        for field in content.schema
+    }
+    return [
+        {name: lacks[name] if value is None else value for name, value in row.items()}
+        for row in content.to_pylist()
+    ]
+
+
+def _stored(path: str | os.PathLike[str]) -> pa.Table:
     import pyarrow as pa  # noqa: PLC0415 - slow
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        content = pq.read_table(path, page_checksum_verification=True)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            content = file.read()
     except FileNotFoundError as error:
         raise RunStoreError(f"{path} is missing; the run is incomplete: run it again.") from error
     except (pa.ArrowException, OSError) as error:
@@ -318,4 +342,4 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
             f"{path} has schema version {version}; this workbench reads version {SCHEMA_VERSION}. "
             "Read it with the workbench that wrote it, or run it again."
         )
-    return content.to_pandas()
+    return content

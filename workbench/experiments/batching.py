@@ -156,7 +156,6 @@ class Cells:
             except Exception as problem:
                 yield spec, problem
         for turn in range(1, TURNS + 1):
-            gc.collect()  # between the turns: engines hold cycles
             for cell in [*running]:
                 try:
                     cell.go_on(turn / TURNS)

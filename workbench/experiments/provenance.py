@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import io
 import os
 import platform
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
-import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -210,19 +209,31 @@ def code_digest(*sources: Path) -> str:
     return digest.hexdigest()[:12]
 
 
+_TEXT_OR_COMMENT = re.compile(
+    r"""(\"{3}|'{3})(?:\\.|.)*?\1|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*""", re.DOTALL
+)
+
+
 @cache
 def _without_prose(source: str) -> str:
-    lines, dropped = source.split("\n"), set[int]()
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str()), lineno=first, end_lineno=int(last)):
-                dropped |= set(range(first, last + 1))
-    for kind, _, (row, column), *_ in tokenize.generate_tokens(io.StringIO(source).readline):
-        if kind == tokenize.COMMENT:
-            lines[row - 1] = lines[row - 1][:column].rstrip()
-        if kind == tokenize.NL and not lines[row - 1].strip():  # not one within a text
-            dropped.add(row)
-    return "\n".join(line for row, line in enumerate(lines, 1) if row not in dropped)
+    lines, dropped, within = source.split("\n"), set[int](), set[int]()
+    parts: list[ast.AST] = [ast.parse(source)]
+    while parts:
+        for node in ast.iter_child_nodes(parts.pop()):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str()), lineno=first, end_lineno=int(last)):
+                    dropped |= set(range(first - 1, last))
+                case ast.stmt() | ast.excepthandler() | ast.match_case():
+                    parts.append(node)
+    row = place = 0
+    for found in _TEXT_OR_COMMENT.finditer(source):
+        row, place = row + source.count("\n", place, found.start()), found.start()
+        if found[0].startswith("#"):
+            lines[row] = lines[row][: -len(found[0])].rstrip()
+        else:
+            within |= set(range(row, row + found[0].count("\n")))
+    dropped |= {row for row, line in enumerate(lines[:-1]) if not line.strip()} - within
+    return "\n".join(line for row, line in enumerate(lines) if row not in dropped)
 
 
 def cpu_model() -> str:

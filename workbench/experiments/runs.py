@@ -42,7 +42,7 @@ from workbench.experiments.statistics import WORK, Interval, Noise
 from workbench.models.registry import DUMMY, find_model
 from workbench.replay.workload import load_recording, recording_names
 from workbench.search.problems import Problem, load_problems
-from workbench.trace import SCHEMA_VERSION, read_table, write_table
+from workbench.trace import SCHEMA_VERSION, read_rows, read_table, write_table
 
 FINISHED, FAILED, INFEASIBLE = "finished", "failed", "infeasible"
 TABLES = ("runs", "problems", "steps", "requests", "nodes", "spans")
@@ -380,10 +380,10 @@ def _run_folders(path: Folders) -> list[Path]:
 
 def read_run(folder: Path) -> Row:
     """The one row of a run's `runs` table."""
-    frame = read_table(folder / "runs.parquet")
-    if len(frame) != 1:
-        raise RunStoreError(f"{folder.name}/runs.parquet has {len(frame)} rows; a run has one.")
-    return {str(name): value for name, value in frame.to_dict("records")[0].items()}
+    rows = read_rows(folder / "runs.parquet")
+    if len(rows) != 1:
+        raise RunStoreError(f"{folder.name}/runs.parquet has {len(rows)} rows; a run has one.")
+    return rows[0]
 
 
 def status_of(folder: Path) -> str:

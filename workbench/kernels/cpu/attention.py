@@ -37,6 +37,7 @@ from workbench.kernels.cpu.vectors import (
     VECTOR_BYTES,
     WIDTH,
     add,
+    address_of,
     aligned,
     ascending,
     called,
@@ -415,34 +416,35 @@ def attend(arguments: int, counter: int) -> None:
     batch = Batch(qkv, out, positions, sequence, tables, width, base, shape, group)
     bounds, shared = integers(a[15], pieces + 1).copy(), np.empty(pieces, np.int64)
     groups = find_siblings(bounds, positions, sequence, tables, width, block_size, group, shared)
-    memory = aligned(_rooms(0, head_dim)[2] // FLOAT_BYTES)
-    tile, room, _ = _rooms(memory.ctypes.data, head_dim)
+    memory = aligned(_rooms(np.int64(0), head_dim)[2] // FLOAT_BYTES)
+    tile, room, _ = _rooms(address_of(memory), head_dim)
     for zeros in (room.packed_values, room.turned):
         zeros[:] = 0
     for zeros in (room.limit, room.top, room.total):
         zeros[:] = 0
+    zero = np.int64(0)  # for a literal one each callee would be compiled once more
     number = take(counter)
     while number < groups * kv_heads:
         piece, head = number // kv_heads, number % kv_heads
         begin, end = bounds[piece], bounds[piece + 1]
         queries, common = (end - begin) * group, shared[piece]
         later = min(read(counter), groups * kv_heads - 1)
-        after = bounds[later // kv_heads], later % kv_heads, 0
+        after = bounds[later // kv_heads], later % kv_heads, zero
         if common:  # rows of several sequences, which begin with so many positions
-            _fill(batch, tile, head, begin, 0, queries)
-            own = begin, head, common
-            _attend_tile(batch, tile, 0, queries, (begin, head, 0), common, own, room)
+            _fill(batch, tile, head, begin, zero, queries)
+            own, all_of_them = (begin, head, common), (begin, head, zero)
+            _attend_tile(batch, tile, zero, queries, all_of_them, common, own, room)
             for row in range(begin, end):
                 first, until, own = (row - begin) * group, positions[row] + 1, (row, head, common)
                 then = (row + 1, head, common) if row + 1 < end else after
                 _attend_tile(batch, tile, first, first + group, own, until, then, room)
-            _finish(batch, tile, head, begin, 0, queries)
+            _finish(batch, tile, head, begin, zero, queries)
         else:  # rows of one sequence
             for first in range(0, queries, QUERIES):
                 count = min(QUERIES, queries - first)
                 until = positions[begin + (first + count - 1) // group] + 1
                 _fill(batch, tile, head, begin, first, count)
-                _attend_tile(batch, tile, 0, count, (begin, head, 0), until, after, room)
+                _attend_tile(batch, tile, zero, count, (begin, head, zero), until, after, room)
                 _finish(batch, tile, head, begin, first, count)
         number = take(counter)
     memory[0] = 0  # it lives until here

@@ -46,6 +46,7 @@ from workbench.kernels.cpu.vectors import (
     VECTOR_BYTES,
     WIDTH,
     add,
+    address_of,
     aligned,
     called,
     div,
@@ -240,7 +241,7 @@ def _floats_of(m: Any, panel: int, k: int, depth: int, room: Any) -> int:
     """Where a panel's weights from input `k` on are float32: in the panel, or widened into room."""
     if m.bits == 32:
         return panel + k * _BYTES
-    form, to = form_number(m.bits, m.half), room.ctypes.data
+    form, to = form_number(m.bits, m.half), address_of(room)
     widen((form, m.group, panel, k // m.group, depth // m.group, to))
     return to
 
@@ -291,7 +292,7 @@ def _panel(x: Any, m: Any, number: int, out: Any, mode: int, room: Any, aside: A
     if mode != GATED and wide == PANEL:
         _multiply(x, m, number, to, mode == PLAIN, room)
         return
-    product = _Rows(aside.ctypes.data, _BYTES, x.rows)
+    product = _Rows(address_of(aside), _BYTES, x.rows)
     if mode == ADD:
         _copy(to, product, wide)
     _multiply(x, m, number, product, mode != ADD, room)
@@ -328,7 +329,7 @@ def columns(arguments: int, counter: int) -> None:
     a = integers(arguments, 11)
     chosen, out = integers(a[0], a[1]), a[2]
     m = _Matrix(a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10])
-    most = _depth(m, 1)
+    most = _depth(m, np.int64(1))
     room = aligned(most * PANEL)
     i = take(counter)
     while i < len(chosen):

@@ -393,11 +393,18 @@ def _last_kept(rooms: Any, count: int, most: int, mass: float) -> tuple[float, i
     at = 0
     while at < most_bins and bin_count[at] < most and bin_mass[at] < mass:
         most, mass, at = most - bin_count[at], mass - bin_mass[at], at + 1
-    inside = 0
+    inside = np.int64(0)  # else `_cut` is compiled for a literal 0, too
     for i in range(count):
         others[inside], other_ids[inside] = weights[i], ids[i]
         inside += min((_ONE_BITS - bits[i]) >> _BIN_BITS, most_bins) == at
     return _cut(others, other_ids, inside, most, mass) if inside else (0.0, len(weights))
+
+
+@inlined
+def _copy(numbers: Any, others: Any) -> None:
+    """In place of a slice, whose check of shapes takes seconds to compile."""
+    for i in range(len(numbers)):
+        others[i] = numbers[i]
 
 
 @called
@@ -439,11 +446,11 @@ def _likely(logits: Any, top: float, cooling: float, filters: Any, rooms: Any) -
             _weigh(logits, run * _RUN, top, cooling, run_weights)
             total += _sum(run_weights)
         spare = 0.99 * (1.0 - top_p) * total
-        least = _guess(logits, top, cooling, rooms, 0.7 * spare, 0)
+        least = _guess(logits, top, cooling, rooms, 0.7 * spare, np.int64(0))
     elif top_k > len(sums):
         least = _guess(logits, top, cooling, rooms, np.inf, top_k)
     elif top_k:  # as many runs have a token of at least this weight
-        others[: len(sums)] = sums
+        _copy(sums, others)
         kth, _ = _cut(others, other_ids, len(sums), top_k, np.inf)
         least = np.exp((kth - top) * cooling)
     while True:
@@ -555,7 +562,7 @@ def likely(arguments: int, counter: int) -> None:
             summed += _exponential(np.float64(logits[i]) - top)
         totals[row] = top + np.log(summed)
         if 0 < most <= runs:  # as many runs have a token of at least this logit
-            others[:] = tops
+            _copy(tops, others)
             bound, _ = _cut(others, other_ids, runs, most, np.inf)
         if most > 0:
             kept = ids[: _at_least(logits, tops, np.float32(bound), ids)]

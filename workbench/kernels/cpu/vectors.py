@@ -259,6 +259,14 @@ def doubles(address: int, count: int) -> Any:
     return carray(_pointer(address), (count,), np.float64)
 
 
+@inlined
+def address_of(numbers: Any) -> Any:
+    """An array's address, signed as all others: mixed with those, an unsigned one becomes a
+    float64, and what is called with either is compiled twice.
+    """
+    return np.int64(numbers.ctypes.data)
+
+
 @called
 def aligned(count: int) -> Any:
     """A new float32 array of so many elements, no vector of which lies in two cache lines."""
