@@ -3,13 +3,18 @@
 import ast
 import json
 import re
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
+import papermill
 import pytest
 from IPython.display import Markdown
+from jupyter_client import AsyncKernelManager
+from jupyter_client.utils import run_sync
+from nbclient import NotebookClient
 from nbconvert.filters import markdown2html
 
 from tests.widgets.conftest import HOSTILE
@@ -117,6 +122,27 @@ def test_what_an_error_or_a_model_says_of_itself_is_shown_as_text(name, part, gi
     assert escape(TEXT) in markdown2html(eval(last, names).data)
 
 
+@contextmanager
+def one_kernel():
+    """papermill runs notebooks in one kernel, emptied before each: to start it and to import torch
+    would take longer than most cells do, sixteen times.
+    """
+    execute, manager = papermill.execute_notebook, AsyncKernelManager()
+    empty = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
+
+    def in_it(*given, **how):
+        if manager.has_kernel:
+            NotebookClient(empty, km=manager).execute()
+        return execute(*given, **how, km=manager)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(papermill, "execute_notebook", in_it)
+        try:
+            yield
+        finally:
+            run_sync(manager.shutdown_kernel)(now=True)
+
+
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
     """Every notebook once, over one tiny sweep: the first computes it, the others read it."""
@@ -124,7 +150,7 @@ def executed(tmp_path_factory):
     folders = {"runs_dir": str(place / "runs"), "figures_folder": str(place / "figures")}
     stored = {"runs_dir": folders["runs_dir"]}
     tools = {"00_tour": TOUR, "what_if": WHAT_IF, "live_memory_split": LIVE, "10_explore": stored}
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, one_kernel():
         patch.setenv("BROWSER_PATH", str(place / "no-browser"))  # figures as HTML alone
         alone = {"12_serving": LOAD, "13_engine": ENGINE, "09_missing_values": MISSING}
         studies = [name for name in DRAWN if name not in alone]
