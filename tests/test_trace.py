@@ -1,5 +1,6 @@
 """Trace tables: columns exactly as agreed, one clock, whole files that say their version."""
 
+import math
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from workbench.core import SamplingParams, ScoreParams, Sequence, Tag
 from workbench.errors import RunStoreError
-from workbench.trace import NodeRow, Recorder, StepCounts, read_table, write_table
+from workbench.trace import NodeRow, Recorder, StepCounts, read_rows, read_table, write_table
 
 COLUMNS = {
     "steps": """run_id engine step start_s duration_s schedule_s prefill_tokens decode_tokens
@@ -141,3 +142,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, 
         write_table(Recorder().steps, path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["steps.parquet"]
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_rows_are_those_of_the_frame(tmp_path, rows):
+    """Numbers, texts and what is missing among them, by value and type, in the columns' order."""
+    columns = {"count": [1, 2], "share": [0.5, None], "said": ["a", None], "is_so": [True, False]}
+    frame = pd.DataFrame(columns | {"none": [None, None], "of_no_row": [math.nan] * 2})
+    file = write_table(frame[:rows], tmp_path / "some.parquet")
+    assert repr(read_rows(file)) == repr(read_table(file).to_dict("records"))

@@ -306,8 +306,8 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a small, wide table, several times as fast as by way of pandas, which stands by
-    their missing values: NaN where a number or a text lacks.
+    """The rows of a small, wide table of plain values, as pandas 3 gives `read_table`'s, in a third
+    of the time: what is missing is NaN among numbers and texts, else None.
     """
     import pyarrow.types as of  # noqa: PLC0415 - slow
 

@@ -127,8 +127,10 @@ def test_where_a_run_failed_all_cells_are_of_the_seeds_that_all_have(study):
 
 
 def test_balance_is_steps_over_busy_seconds_and_waste_by_block_size(study):
-    sweep = FakeSweep()
-    rows = balance_rows(sweep, study.all_runs)
+    sweep, cells = FakeSweep(), study.all_runs.iloc[::-1].replace({"seed": {0: 2, 1: 0}})
+    cells.loc[cells["seed"] == 0, "waste"] = 9.0  # of the other search: nothing of it is told
+    rows = balance_rows(sweep, cells)
+    assert not (rows["value"] == 9.0).any()
     busy = rows[(rows["metric"] == "steps_per_busy_s") & (rows["model"] == "prm")]
     runs = sweep.runs.groupby("llm_share")["prm_busy_s"].first()
     nodes = len(sweep.table("nodes", llm_share=0.3, seed=0))

@@ -66,7 +66,7 @@ def test_an_engine_samples_the_same_tokens(config, batch_invariant, tmp_path, mo
 
 def test_all_sizes_are_captured_when_the_engine_is_made(tmp_path, monkeypatch) -> None:
     """The largest first, and nothing is stored meanwhile; no step captures one more."""
-    model = dummy(tmp_path, LLAMA | {"num_hidden_layers": 1})  # nine sizes, interpreted
+    model = dummy(tmp_path, LLAMA | {"num_hidden_layers": 1})  # enough: nine sizes are interpreted
     expected = engine(model, max_model_len=64).generate(PROMPTS, DRAWN)
     captured: list[tuple[int, int]] = []
 

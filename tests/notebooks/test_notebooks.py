@@ -122,25 +122,42 @@ def test_what_an_error_or_a_model_says_of_itself_is_shown_as_text(name, part, gi
     assert escape(TEXT) in markdown2html(eval(last, names).data)
 
 
+class KernelForAll(AsyncKernelManager):
+    """Ends its clients' channels, which papermill leaves to whoever made the kernel."""
+
+    def client(self, **how):
+        self.clients = [*getattr(self, "clients", ()), super().client(**how)]
+        return self.clients[-1]
+
+    def end_clients(self):
+        while self.clients:
+            self.clients.pop().stop_channels()
+
+
 @contextmanager
 def one_kernel():
     """papermill runs notebooks in one kernel, emptied before each: to start it and to import torch
-    would take longer than most cells do, sixteen times.
+    would take longer than most cells do, sixteen times. What is imported stays: in kernels of their
+    own run those of test_browser.py.
     """
-    execute, manager = papermill.execute_notebook, AsyncKernelManager()
-    empty = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
+    execute, manager = papermill.execute_notebook, KernelForAll()
+    empty = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("get_ipython().reset()")])
 
     def in_it(*given, **how):
         if manager.has_kernel:
             NotebookClient(empty, km=manager).execute()
-        return execute(*given, **how, km=manager)
+            manager.end_clients()
+        try:
+            return execute(*given, **how, km=manager)
+        finally:
+            manager.end_clients()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(papermill, "execute_notebook", in_it)
         try:
             yield
         finally:
-            run_sync(manager.shutdown_kernel)(now=True)
+            run_sync(manager.shutdown_kernel)()
 
 
 @pytest.fixture(scope="module")

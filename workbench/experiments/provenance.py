@@ -209,7 +209,7 @@ def code_digest(*sources: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-_TEXT_OR_COMMENT = re.compile(
+_TEXT_OR_COMMENT = re.compile(  # as Python 3.11 has them: no quote of an f-string's own within it
     r"""(\"{3}|'{3})(?:\\.|.)*?\1|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*""", re.DOTALL
 )
 
@@ -232,8 +232,9 @@ def _without_prose(source: str) -> str:
             lines[row] = lines[row][: -len(found[0])].rstrip()
         else:
             within |= set(range(row, row + found[0].count("\n")))
-    dropped |= {row for row, line in enumerate(lines[:-1]) if not line.strip()} - within
-    return "\n".join(line for row, line in enumerate(lines) if row not in dropped)
+    dropped |= {row for row, line in enumerate(lines) if not line.strip()} - within
+    kept = [line for row, line in enumerate(lines) if row not in dropped]
+    return "\n".join([*kept, ""] if source.endswith("\n") else kept)
 
 
 def cpu_model() -> str:

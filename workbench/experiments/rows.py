@@ -332,7 +332,7 @@ def cell_ratios(rates: pd.DataFrame) -> pd.DataFrame:
 
 def balance_rows(sweep: RunTables, cells: pd.DataFrame) -> pd.DataFrame:
     """Rows of plots.balance: steps a second of both models over the split, and wasted blocks, of
-    cells with one seed.
+    the cells of one search (`counted_search`).
     """
     keys, busy, nodes = ["run_id", "problem_id"], list[Row](), sweep.table("nodes")
     if nodes.empty:
@@ -344,6 +344,7 @@ def balance_rows(sweep: RunTables, cells: pd.DataFrame) -> pd.DataFrame:
         part = own["wall_part_s"] / own["wall_s"] * own[f"{model}_busy_s"]
         cells_of = statistics.bootstrap((own["steps"], part), list(own["problem_id"])).cells
         busy.append({"llm_share": share, "metric": "steps_per_busy_s", "model": model} | cells_of)
+    cells = counted_search(cells)
     done = cells[cells["status"] == FINISHED]
     static = done["kind"] == settings.STATIC_BATCH
     columns = ["model", "kind", "block_size", "max_num_seqs"]
@@ -351,6 +352,12 @@ def balance_rows(sweep: RunTables, cells: pd.DataFrame) -> pd.DataFrame:
     waste = waste[[*columns, "waste"]].rename(columns={"waste": "value"}).assign(metric="waste")
     waste = waste.sort_values(columns, ignore_index=True)
     return pd.concat([with_rooms(busy, sweep), waste], ignore_index=True)
+
+
+def counted_search(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of the one search whose blocks were counted."""
+    counted = cells.loc[cells["role"] == settings.COUNTED, "seed"]
+    return cells[cells["seed"] == (counted if len(counted) else cells["seed"]).min()]
 
 
 def cells_provenance(cells: pd.DataFrame) -> str:

@@ -195,10 +195,10 @@ def explore(
     chosen = [a] if b is None else [a, b]
     if b is not None and name == "balance":
         searches, cells = sorted(chosen, key=lambda pick: pick.is_batches)
-        counts = cells.all_runs[cells.all_runs["seed"] == cells.all_runs["seed"].min()]
-        rows = study_rows.balance_rows(searches, counts)
+        rows = study_rows.balance_rows(searches, cells.all_runs)
         of_both = provenance(searches.runs, beside=cells.all_runs)
-        measured = f"{of_both}\n{study_rows.cells_provenance(counts)}"
+        of_cells = study_rows.cells_provenance(study_rows.counted_search(cells.all_runs))
+        measured = f"{of_both}\n{of_cells}"
         figure = plots.balance(rows, measured)
         words = f"{searches.name}; {cells.name}: {figure.layout.meta['caption']}"
         return Drawing(figure, rows, words, {})

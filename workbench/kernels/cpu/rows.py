@@ -402,7 +402,7 @@ def _last_kept(rooms: Any, count: int, most: int, mass: float) -> tuple[float, i
 
 @inlined
 def _copy(numbers: Any, others: Any) -> None:
-    """In place of a slice, whose check of shapes takes seconds to compile."""
+    """others[: len(numbers)] = numbers, whose check of shapes would take seconds to compile."""
     for i in range(len(numbers)):
         others[i] = numbers[i]
 

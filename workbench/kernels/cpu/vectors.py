@@ -261,8 +261,8 @@ def doubles(address: int, count: int) -> Any:
 
 @inlined
 def address_of(numbers: Any) -> Any:
-    """An array's address, signed as all others: mixed with those, an unsigned one becomes a
-    float64, and what is called with either is compiled twice.
+    """An array's address, signed as sums of addresses are. numba's own is unsigned: what is called
+    with both is compiled twice, and what returns either returns a float64.
     """
     return np.int64(numbers.ctypes.data)
 
