@@ -125,17 +125,20 @@ def test_what_an_error_or_a_model_says_of_itself_is_shown_as_text(name, part, gi
 class KernelForAll(AsyncKernelManager):
     """Ends its clients' channels, which papermill leaves to whoever made the kernel."""
 
+    clients = ()
+
     def client(self, **how):
-        self.clients = [*getattr(self, "clients", ()), super().client(**how)]
+        self.clients = (*self.clients, super().client(**how))
         return self.clients[-1]
 
     def end_clients(self):
-        while self.clients:
-            self.clients.pop().stop_channels()
+        for each in self.clients:
+            each.stop_channels()
+        self.clients = ()
 
 
 @contextmanager
-def one_kernel():
+def one_kernel(patch):
     """papermill runs notebooks in one kernel, emptied before each: to start it and to import torch
     would take longer than most cells do, sixteen times. What is imported stays: in kernels of their
     own run those of test_browser.py.
@@ -144,20 +147,18 @@ def one_kernel():
     empty = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("get_ipython().reset()")])
 
     def in_it(*given, **how):
-        if manager.has_kernel:
-            NotebookClient(empty, km=manager).execute()
-            manager.end_clients()
         try:
+            if manager.has_kernel:
+                NotebookClient(empty, km=manager).execute()
             return execute(*given, **how, km=manager)
         finally:
             manager.end_clients()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(papermill, "execute_notebook", in_it)
-        try:
-            yield
-        finally:
-            run_sync(manager.shutdown_kernel)()
+    patch.setattr(papermill, "execute_notebook", in_it)
+    try:
+        yield
+    finally:
+        run_sync(manager.shutdown_kernel)()
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,7 @@ def executed(tmp_path_factory):
     folders = {"runs_dir": str(place / "runs"), "figures_folder": str(place / "figures")}
     stored = {"runs_dir": folders["runs_dir"]}
     tools = {"00_tour": TOUR, "what_if": WHAT_IF, "live_memory_split": LIVE, "10_explore": stored}
-    with pytest.MonkeyPatch.context() as patch, one_kernel():
+    with pytest.MonkeyPatch.context() as patch, one_kernel(patch):
         patch.setenv("BROWSER_PATH", str(place / "no-browser"))  # figures as HTML alone
         alone = {"12_serving": LOAD, "13_engine": ENGINE, "09_missing_values": MISSING}
         studies = [name for name in DRAWN if name not in alone]
