@@ -92,7 +92,7 @@ def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 
 SIZES = dict.fromkeys(("full", "thesis"), (128, (0, 1, 2)))
 """Problems and seeds of a profile, else as many problems as are in flight, and one seed."""
-SURER = {"full": {THESIS_SHARE: 128, 0.4: 128, 0.45: 16}}
+SURER = {"full": {THESIS_SHARE: 224, 0.4: 224, 0.45: 16}}
 """A profile's seeds of the replayed pair at shares where some lose more than others, and at the one
 that all are compared with."""
 RECORDED_MEMORY, RECORDED_LENGTH = "2.25GiB", 2048
