@@ -171,24 +171,26 @@ PROBED = Tokenizer.from_folder(EMBEDDED / SOLVER).encode(PROBE, add_special_toke
 FOUR = SamplingParams(temperature=0, max_tokens=4)
 OWNERS = {"vllm": "vllm", "llama.cpp": "llamacpp", "sglang": "sglang"}
 KINDS = list(OWNERS)
-PLACES = {  # of the model, the prompt's tokens, the sampled tokens and how they ended
-    "vllm": ("model", "usage.prompt_tokens", "choices.0.token_ids", "choices.0.finish_reason"),
-    "llama.cpp": ("model", "tokens_evaluated", "tokens", "stop_type"),
-    "sglang": (None, "meta_info.prompt_tokens", "output_ids", "meta_info.finish_reason"),
-}
+PLACES = {  # of the model, the prompt's tokens, the sampled ones, how they ended, what was cached
+    "vllm": ("model", "usage.prompt_tokens", "choices.0.token_ids", "choices.0.finish_reason",
+             "usage.prompt_tokens_details.cached_tokens"),
+    "llama.cpp": ("model", "tokens_evaluated", "tokens", "stop_type", "timings.cache_n"),
+    "sglang": (None, "meta_info.prompt_tokens", "output_ids", "meta_info.finish_reason",
+               "meta_info.cached_tokens"),
+}  # fmt: skip
 FINE = {
-    "vllm": {"model": SOLVER, "choices": [{}], "usage": {}},
+    "vllm": {"model": SOLVER, "choices": [{}], "usage": {"prompt_tokens_details": {}}},
     "llama.cpp": {"model": SOLVER, "timings": {}},
     "sglang": {"meta_info": {}},
 }
 
 
-def fine(kind, ids=(5, 6, 7, 8), ended=None, prompt=3, model=SOLVER):
+def fine(kind, ids=(5, 6, 7, 8), ended=None, prompt=3, model=SOLVER, cached=None):
     """What a server of this kind answers; ended: as it writes it, None: for length."""
     if ended is None:
         ended = {"vllm": "length", "llama.cpp": "limit", "sglang": {"type": "length"}}[kind]
     told = json.loads(json.dumps(FINE[kind]))
-    for place, value in zip(PLACES[kind], (model, prompt, ids, ended), strict=True):
+    for place, value in zip(PLACES[kind], (model, prompt, ids, ended, cached), strict=True):
         *path, last = (place or "unread").split(".")
         there = told
         for key in path:
@@ -328,6 +330,8 @@ WRONG = [
     ({"ids": [5, 10**6]}, "token ids .* of a model with"),
     ({"ids": ["5"]}, "token ids .* of a model with"),
     ({"ids": None}, "cannot be read"),
+    ({"cached": "many"}, "that 'many' of 3 prompt tokens were cached"),
+    ({"cached": 4}, "that 4 of 3 prompt tokens were cached"),
     ({"ids": [5], "ended": {"type": "abort"}}, "1 of 4 tokens .*abort"),
     ((400, {}, {"error": {"message": "too long"}}), "refused with status 400.*too long"),
     ((500, {}, b"oops"), "refused with status 500: oops"),
@@ -601,6 +605,16 @@ def test_a_server_killed_in_a_search_leaves_what_was_answered(kind, ours):
         assert note.startswith("1 of 3 problems were answered: see .result")
         fake.is_dead = False
         assert search(engine, ours[1], **settings).answers == whole.answers
+
+
+def test_a_server_that_hangs_ends_a_search_with_its_first_request(ours):
+    """The twelve of a round, one in flight, are not all waited for, nor asked."""
+    fake = Fake(9.0)
+    with served(fake, in_flight=1, timeout=0.5) as engine:
+        with pytest.raises(RemoteError, match=r"gave no answer, asked for 0\.5 s"):
+            search(engine, ours[1], min_problem_batch=3)
+        assert len(fake.bodies) < 6  # those begun before it was seen
+        assert not engine.has_work and not ours[1].has_work
 
 
 def test_a_server_that_is_down():

@@ -547,6 +547,9 @@ class RemoteEngine(ForeignEngine):
         ids, cached, ended = await self._kind.sample(prompt, asked)
         if any(type(k) is not int or not 0 <= k < self._vocab for k in ids):
             raise self._kind.wrong(f"token ids {ids!r:.200} of a model with {self._vocab}")
+        if cached is not None and not (type(cached) is int and 0 <= cached <= len(prompt)):
+            told = f"that {cached!r:.100} of {len(prompt)} prompt tokens were cached"
+            raise self._kind.wrong(told)
         reason = None
         self._stops.add(sequence.request_id, params)
         for token in ids:  # a server may have sampled on before it saw the stop

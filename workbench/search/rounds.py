@@ -282,7 +282,7 @@ class Rounds:
             self._advance()
             self._submit_samples()
             self._submit_scores()
-            sampled, busy_s, _ = self.clock.drain(self.llm)
+            sampled, busy_s, _ = self.clock.drain(self.llm, self._require_sampled)
             self.llm_busy_s += busy_s
             self.clock.switch("tokenising")  # of the new steps, for the PRM
             self._take_samples(sampled)
@@ -369,12 +369,17 @@ class Rounds:
                 # On one line: no interrupt comes between a request and the note of its number.
                 self._sampling[self.llm.add(prompt, params, tag=tag)] = (search, slot, room)
 
+    def _require_sampled(self, outputs: Iterable[RequestOutput]) -> None:
+        """The first that fails ends the round; the others are not waited for."""
+        for output in outputs:
+            if output.request_id in self._sampling:
+                _require_fine(output)
+
     def _take_samples(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
             search, slot, room = self._sampling.pop(output.request_id, (None, 0, 0))
             if search is None:
                 continue
-            _require_fine(output)
             token_ids, reason, asked = tuple(output.token_ids), output.finish_reason, search.request
             assert isinstance(asked, Generate)
             if reason != "eos":
@@ -410,8 +415,10 @@ class Rounds:
         """Ask for the verdict on each critique that is whole, while its blocks are in the cache."""
         for output in outputs:
             search, request = self._scoring.get(output.request_id, (None, None))
-            if search is not None and request is not None and request.params is not None:
-                _require_fine(output)
+            if search is None or request is None:
+                continue
+            _require_fine(output)
+            if request.params is not None:
                 del self._scoring[output.request_id]
                 self._ask(search, search.scores.verdict_request(request, output))
 
@@ -419,7 +426,6 @@ class Rounds:
         for output in outputs:
             search, request = self._scoring.pop(output.request_id, (None, None))
             if search is not None and request is not None:
-                _require_fine(output)
                 search.scores.receive(request, output)
         # Hits of a round go to its first PRM step, or to that of the last round which had one.
         self._last_steps = steps or self._last_steps

@@ -197,8 +197,9 @@ class ETS(REBASE):
 
     Kept are those that maximise their shares of REBASE's children, minus sharing_weight times the
     part of the tree's nodes they need, plus coverage_weight times the part of all kinds of steps
-    they cover. Where the paper solves an integer program, this takes the beam that gains most until
-    none gains; where it clusters embeddings of last steps, a kind is here the same text.
+    they cover. Where the paper solves an integer program, this begins with all beams and leaves out
+    or takes back the beams of one subtree at a time, the smallest first, while that gains; where it
+    clusters embeddings of last steps, a kind is here the same text.
     """
 
     sharing_weight: Annotated[float, Range(0)] = 1.0
@@ -208,32 +209,28 @@ class ETS(REBASE):
         """REBASE's, and 0 for what is not kept."""
         weights = REBASE.weights(self, beams)
         counts = allotted(weights, len(beams))
-        lines = [{b.path[:depth] for depth in range(len(b.path) + 1)} for b in beams]
-        kinds = [" ".join(beam.steps[-1].split()) for beam in beams]
+        below, alike = Counter[NodePath](), Counter[str]()  # sets of beams as bits
+        for i, beam in enumerate(beams):
+            below.update({beam.path[:depth]: 1 << i for depth in range(len(beam.path) + 1)})
+            alike[" ".join(beam.steps[-1].split())] += 1 << i
+        nodes_below = Counter(below.values())
         # the three parts over one denominator: whole numbers, so ties are exact
-        num_beams, num_nodes = len(beams), len(set[NodePath]().union(*lines))
-        num_kinds = len(set(kinds))
-        child = num_nodes * num_kinds
-        node = self.sharing_weight * num_beams * num_kinds
-        kind = self.coverage_weight * num_beams * num_nodes
-        kept: list[int] = []
-        needed, covered = set[NodePath](), set[str]()
-        left = list(range(len(beams)))
-        while left:
-            gains = {
-                i: child * counts[i]
-                - node * len(lines[i] - needed)
-                + kind * (kinds[i] not in covered)
-                for i in left
-            }
-            most = max(left, key=gains.__getitem__)
-            if kept and gains[most] <= 0:
-                break
-            kept.append(most)
-            left.remove(most)
-            needed |= lines[most]
-            covered.add(kinds[most])
-        return [weight if i in kept else 0.0 for i, weight in enumerate(weights)]
+        child = len(below) * len(alike)
+        node = self.sharing_weight * len(beams) * len(alike)
+        kind = self.coverage_weight * len(beams) * len(below)
+
+        def worth(kept: int) -> float:
+            children = sum(count for i, count in enumerate(counts) if kept >> i & 1)
+            nodes = sum(count for these, count in nodes_below.items() if kept & these)
+            kinds = sum(1 for these in alike.values() if kept & these)
+            return child * children - node * nodes + kind * kinds
+
+        kept, before = (1 << len(beams)) - 1, 0
+        while kept != before:
+            before = kept
+            for these in sorted(nodes_below, key=int.bit_count):
+                kept = max(kept, kept & ~these or kept, kept | these, key=worth)
+        return [weight if kept >> i & 1 else 0.0 for i, weight in enumerate(weights)]
 
 
 @dataclass(frozen=True, slots=True)
