@@ -68,17 +68,23 @@ def printed(program: str, **variables: str) -> str:
     return done.stdout.strip()
 
 
+def commit(folder: Path, message: str = "all") -> None:
+    """All that a folder holds, in git; made a checkout of its own where it is none."""
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", message]):
+        subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+
+
 @cache
 def committed_tree() -> Path:
-    """Holds figures/ and reports/ as last committed: `make figures` draws over those that lie here.
-
-    Where there is no git it is the tree itself.
+    """Holds figures/, reports/ and the README as last committed: `make figures` draws over those
+    that lie here. Where there is no git it is the tree itself.
     """
     from workbench.experiments.provenance import unpacked
 
     root, kept = Path(__file__).parent.parent, ExitStack()
     atexit.register(kept.close)
-    return kept.enter_context(unpacked(root, "HEAD", "figures", "reports")) or root
+    return kept.enter_context(unpacked(root, "HEAD", "figures", "reports", "README.md")) or root
 
 
 def pytest_collection_finish() -> None:

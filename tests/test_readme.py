@@ -4,7 +4,6 @@
 of every record in reports/bench/RESULTS.md, from the rows of the committed figures and the records.
 """
 
-import io
 import json
 import re
 import subprocess
@@ -176,23 +175,22 @@ RATIOS = (
 )
 
 
-def committed(name: str) -> bytes | None:
-    """A file as last committed; as it is in no checkout, or when the README is written anew."""
-    told = subprocess.run(["git", "show", f"HEAD:{name}"], cwd=ROOT, capture_output=True)
-    if told.returncode == 0 and __name__ != "__main__":
-        return told.stdout
-    return (ROOT / name).read_bytes() if (ROOT / name).is_file() else None
+def tree() -> Path:
+    """As last committed; as it is, when the README is written anew."""
+    if __name__ == "__main__":
+        return ROOT
+    from tests.conftest import committed_tree
+
+    return committed_tree()
 
 
 def records() -> dict[str, dict[str, Any]]:
     """The committed bench records by file: `engine`, `engine_smollm2`, ..., `gpu/kernels`."""
-    files = [
-        (prefix + file.stem, file)
+    return {
+        prefix + file.stem: json.loads(file.read_text())
         for folder, prefix in (("bench", ""), ("gpu", "gpu/"))
-        for file in sorted((ROOT / "reports" / folder).glob("*.json"))
-    ]
-    found = {name: committed(file.relative_to(ROOT).as_posix()) for name, file in files}
-    return {name: json.loads(content) for name, content in found.items() if content}
+        for file in sorted((tree() / "reports" / folder).glob("*.json"))
+    }
 
 
 MEASURED = "measured tiny"
@@ -200,9 +198,12 @@ MEASURED = "measured tiny"
 
 def table_of(name: str) -> pd.DataFrame:
     """The stored rows of a committed figure."""
-    content = committed(f"figures/{name}.parquet")
-    assert content is not None, name
-    return pd.read_parquet(io.BytesIO(content))
+    return pd.read_parquet(tree() / "figures" / f"{name}.parquet")
+
+
+def origin_of(name: str) -> dict[str, Any]:
+    """Its record."""
+    return json.loads((tree() / "figures" / f"{name}.json").read_text())
 
 
 def figure_rows(name: str, rung: str = MEASURED, **wanted: str) -> pd.DataFrame:
@@ -431,15 +432,12 @@ def identity(found: dict[str, Any]) -> list[str]:
 
 def split() -> list[str]:
     """The memory split as a table, a row a share; and where throughput peaks."""
-    file = committed("figures/memory_split.json")
-    if file is None:
-        return []
     speed = figure_rows("memory_split", metric="tokens_per_s")
     per_1000 = {"metric": "events_per_1000"}
     hits = [figure_rows("prefix_hits", engine=name)["value"] for name in ("llm", "prm")]
     thrash = [figure_rows("thrashing", engine=e, **per_1000)["value"] for e in ("llm", "prm")]
-    told = json.loads(file)["parameters"]
-    *said, last = told["provenance"].splitlines()
+    told = origin_of("memory_split")["parameters"]["provenance"]
+    *said, last = told.splitlines()
     models = [line for line in said if line.startswith("LLM ")]  # each rung's first line
     own = said[: said.index(models[1])]
     lines = [f"The memory split: {' '.join([*own, last])}", ""]
@@ -455,7 +453,7 @@ def split() -> list[str]:
             " / ".join(f"{found[share]:.3g}" for found in thrash),
         )
         lines.append("| " + " | ".join(cells) + " |")
-    devices = iter(re.findall(r"simulated ([^.]+)\.", told["provenance"]))
+    devices = iter(re.findall(r"simulated ([^.]+)\.", told))
     for rung in (MEASURED, RECORDED, REPLAYED):
         name = ""
         if rung != MEASURED:
@@ -515,8 +513,7 @@ def no_loss_up_to() -> int:
 
 def policies() -> list[str]:
     """Notebook 08's figure as a table: at each budget times the best static split's throughput."""
-    origin = json.loads(committed("figures/optimisation.json") or b"{}")
-    rows = table_of("optimisation")
+    origin, rows = origin_of("optimisation"), table_of("optimisation")
     rates = rows[rows["metric"] == "tokens_per_s"].set_index("setting")
     columns = {"static 0.3": "static_0.3/none", "default policy": "marginal_value/none",
                "static 0.3, all techniques": "static_0.3/all",
@@ -563,8 +560,7 @@ def policies() -> list[str]:
 
 def strategies() -> list[str]:
     """Notebook 11's figure as a table."""
-    rows = table_of("search_strategies")
-    origin = json.loads(committed("figures/search_strategies.json") or b"{}")
+    rows, origin = table_of("search_strategies"), origin_of("search_strategies")
     told = origin["parameters"]["provenance"]
     (searched,) = re.findall(r"Searched: (.*)\.", told)
     (ran,) = re.findall(r"beam width \d+; (.*)\.", told)
@@ -606,7 +602,7 @@ def strategies() -> list[str]:
 
 def mechanisms() -> list[str]:
     """What notebook 13's figures say of GPT-2; nothing where they are of another model."""
-    origin = json.loads(committed("figures/engine_memory.json") or b"{}")
+    origin = origin_of("engine_memory")
     if origin["parameters"]["model"] != "dummy:gpt2":
         return []
     gain = table_of("engine_cache").query("metric == 'ratio'").nlargest(1, "new_tokens")
@@ -657,9 +653,7 @@ def every_result() -> str:
 
 def parts(markers: tuple[str, str] = MARKERS) -> tuple[str, str, str]:
     """The README before, between and after two markers."""
-    content = committed("README.md")
-    assert content is not None
-    before, rest = content.decode().split(markers[0])
+    before, rest = (tree() / "README.md").read_text().split(markers[0])
     return before, *rest.split(markers[1])
 
 
@@ -667,15 +661,7 @@ def test_the_numbers_are_those_of_the_records() -> None:
     """No number of the results stands in the README that a committed record does not hold."""
     assert parts()[1].strip() == results().strip(), "run: python tests/test_readme.py"
     assert parts(IN_SHORT)[1].strip() == in_short()
-    every = committed("reports/bench/RESULTS.md")
-    assert every is not None and every.decode() == every_result()
-
-
-def test_no_row_passes_its_ceiling() -> None:
-    """A ceiling that something measured lies above was none."""
-    for name, found in records().items():
-        shares = {row["name"]: row["share_of_ceiling"] for row in found["rows"]}
-        assert {row: share for row, share in shares.items() if (share or 0) > 1} == {}, name
+    assert (tree() / "reports/bench/RESULTS.md").read_text() == every_result()
 
 
 def test_the_fastest_variant_of_a_peer_stands_beside_it() -> None:

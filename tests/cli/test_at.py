@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import commit
 from workbench.cli import main
 
 CODE = """import json, os, sys
@@ -18,8 +19,7 @@ def main():
 
 
 def git(where, *words):
-    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    done = subprocess.run(["git", *who, *words], cwd=where, check=True, capture_output=True)
+    done = subprocess.run(["git", *words], cwd=where, check=True, capture_output=True)
     return done.stdout.decode().strip()
 
 
@@ -28,12 +28,10 @@ def project(tmp_path, monkeypatch):
     """A checkout of two commits whose command line says of which it is, and what it was given."""
     place = tmp_path / "project"
     (place / "workbench" / "cli").mkdir(parents=True)
-    git(place, "init", "-q")
     (place / "workbench" / "__init__.py").touch()
     for version in (1, 2):
         (place / "workbench/cli/__init__.py").write_text(CODE.replace("VERSION", str(version)))
-        git(place, "add", "-A")
-        git(place, "commit", "-qm", str(version))
+        commit(place, str(version))
     monkeypatch.setenv("WORKBENCH_HOME", str(place))
     return place
 

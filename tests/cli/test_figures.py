@@ -4,12 +4,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
+from tests.conftest import commit
 from tests.experiments.fakes import fake_result
 from workbench.cli import main
 from workbench.cli.study import home_of, report
@@ -294,9 +294,7 @@ def test_figures_of_ones_own_are_told_beside_committed_ones(monkeypatch, tmp_pat
     assert "Settings that differ, here (committed): none." in shown
     report(tmp_path / "figures", [])
     assert "committed" not in capsys.readouterr().out
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "figures"]):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+    commit(tmp_path)
     report(tmp_path / "figures", [])
     assert "committed" not in capsys.readouterr().out
     rows = pd.read_parquet(tmp_path / "figures/memory_split.parquet")

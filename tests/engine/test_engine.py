@@ -79,6 +79,7 @@ def test_the_trace_has_a_row_a_step_and_a_row_a_request(prompt):
         ({"num_blocks": 4}, OutOfMemory, "max_model_len"),
         ({"memory": "1MiB"}, OutOfMemory, "bytes are missing"),
         ({"max_model_len": 4096}, ConfigError, "2048"),
+        ({"max_num_batched_tokens": 10**13}, OutOfMemory, "no room for a step of the largest size"),
     ],
 )
 def test_an_engine_that_cannot_be_built_says_why(settings, error, complaint):
@@ -218,8 +219,3 @@ def test_an_engine_that_an_arena_refuses_leaves_it_as_it_was() -> None:
                         ({"device": "gpu"}, "device is 'gpu'")):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             block_shape("tiny-solver", **asked)
-
-
-def test_more_than_the_host_can_hold_is_named() -> None:
-    with pytest.raises(OutOfMemory, match="no room for a step of the largest size"):
-        Engine("tiny-solver", max_num_batched_tokens=10**13)

@@ -305,14 +305,20 @@ def test_memory_that_runs_out_is_told_by_the_call(small_model, call, place, monk
     assert CALLS[call](engine) == expected
 
 
-def test_of_prompts_that_are_refused_none_is_queued_and_nothing_computed_again(small_model) -> None:
-    """The second one of a list: the first is gone, and what runs goes on where it was."""
+def test_what_is_refused_leaves_nothing_queued_and_nothing_computed_again(small_model) -> None:
+    """The second prompt of a list: the first is gone; what is no token to forget; and what runs
+    goes on where it was.
+    """
     engine = alone(small_model)[0]
     others = only(engine, started(engine))
     number, steps = started(engine), len(engine.trace.steps)
     for bad in ([10**6], [], [0] * 40):
         with pytest.raises(PromptError):
             engine.generate([PROMPTS[1], bad], PARAMS)
+    with pytest.raises(PromptError, match="allowed: whole numbers"):
+        engine.forget([[1, "2"]])
+    with pytest.raises(PromptError, match="2147483648 is not in the vocabulary"):
+        engine.forget([[2**31]])
     assert only(engine, number) == others
     assert engine.trace.steps["prefill_tokens"][steps:].sum() == 0
 
@@ -368,18 +374,6 @@ def test_an_interrupt_is_no_preemption(small_model, monkeypatch) -> None:
     only(engine, number)
     assert (arena.target, [pool.grant.limit for pool in arena.pools]) == before
     assert [pool.preemptions for pool in arena.pools] == [0, 0] and not other.has_work
-
-
-def test_what_is_no_token_is_refused_before_anything_is_forgotten(small_model) -> None:
-    """Guards what runs, which a half-done change would have computed again."""
-    engine = alone(small_model)[0]
-    number, steps = started(engine), len(engine.trace.steps)
-    with pytest.raises(PromptError, match="allowed: whole numbers"):
-        engine.forget([[1, "2"]])
-    with pytest.raises(PromptError, match="2147483648 is not in the vocabulary"):
-        engine.forget([[2**31]])
-    only(engine, number)
-    assert engine.trace.steps["prefill_tokens"][steps:].sum() == 0
 
 
 def test_a_stream_ends_where_another_call_took_or_dropped_its_request(small_model) -> None:

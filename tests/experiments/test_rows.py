@@ -156,6 +156,9 @@ def test_the_best_split_moves_where_both_intervals_of_it_are_apart() -> None:
     told = claims.critiques_in_words(apart)
     assert "0.30 (95 %: 0.10 to 0.15) with critiques and 0.30 (95 %: 0.20 to 0.40)" in told
     assert "so it moves." in told
+    lowest = rows.assign(value=rows["value"].mask(is_peak, rows["llm_share"].min()))
+    told = claims.critiques_in_words(lowest)
+    assert told.count("the lowest share tried) with critiques and 0.30 (95 %: 0.20 to 0.40)") == 1
 
 
 def searched(spec):

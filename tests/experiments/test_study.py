@@ -1,13 +1,13 @@
 """Sweeps with a fake run: nothing is repeated, nothing lost, whatever fails becomes a row."""
 
 import shutil
-import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
-from tests.conftest import committed_tree
+from tests.conftest import commit, committed_tree
 from tests.experiments.fake_sweep import FakeSweep
 from tests.experiments.fakes import fake_result
 from workbench.errors import ConfigError, ModelError, OutOfMemory, RunStoreError
@@ -222,18 +222,6 @@ def test_mixed_machines_and_other_code_are_said():
     assert "4 stored runs of other code, made at commit 0123456789ab;" in " ".join(remarks(old))
 
 
-class OfCommit(FakeSweep):
-    """A sweep whose runs are of one commit."""
-
-    def __init__(self, commit):
-        super().__init__()
-        self.commit = commit
-
-    @property
-    def runs(self):
-        return super().runs.assign(git_commit=self.commit, git_dirty=False, code="c0de")
-
-
 def test_a_figure_of_runs_of_several_commits_says_so_on_its_face(tmp_path):
     """Of one study or of two; a commit with changes is told from the commit itself."""
     one = FakeSweep()
@@ -245,7 +233,8 @@ def test_a_figure_of_runs_of_several_commits_says_so_on_its_face(tmp_path):
     assert "; runs of 2 commits: aaaaaaaaa, bbbbbbbbb." in provenance(clean, beside=other)
     text = provenance(pd.concat([clean, clean.assign(git_dirty=True)]))
     assert "; runs of 2 commits: aaaaaaaaa, aaaaaaaaa+c0de." in text
-    first, second = OfCommit("a" * 40), OfCommit("b" * 40)
+    beside = {"all_runs": one.all_runs, "missing": ()}
+    first, second = (SimpleNamespace(runs=runs, **beside) for runs in (clean, other))
     assert "commits" not in provenance_of(first, first)
     together = provenance_of(first, second)
     assert "All panels: runs of 2 commits: aaaaaaaaa, bbbbbbbbb." in together
@@ -336,12 +325,7 @@ def test_what_is_committed_is_kept_with_its_own_origin(name, tmp_path, monkeypat
 def test_what_is_drawn_over_the_committed_figures_is_never_drawn_again(tmp_path, monkeypatch):
     """A run of other sizes drew over them, or they are gone: git has them."""
     home = shutil.copytree(committed_tree() / "figures", tmp_path / "figures")
-    for words in (
-        ["init", "-q"],
-        ["add", "."],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"],
-    ):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    commit(tmp_path)
     monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
     before, record = study.Committed().figure("prefix_hits")
     changed = before.assign(value=0.5)

@@ -78,18 +78,26 @@ def test_fifty_moves_change_no_token_and_leave_an_event_loop_free(pair, undistur
     assert_at_rest(live)
 
 
-def test_a_stopped_search_leaves_the_engines_usable(pair, undisturbed):
-    """Guards the way out: nothing goes on or is left behind."""
+@pytest.mark.parametrize("answered", [0, 1])
+def test_a_stopped_search_leaves_the_engines_usable_and_keeps_answers(pair, undisturbed, answered):
+    """Nothing goes on or is left behind; what `wait` raises has the problems answered by then, as
+    `run_search`'s error has.
+    """
     live = small(pair)
     live.start()
     live.wait_for_steps(7)
+    while live.snapshot().answered < answered and live.wait_for_steps(1):
+        pass
     live.stop()
-    steps = live.snapshot().steps
-    assert live.state == "stopped"
-    assert steps < len(undisturbed.trace.steps)
+    seen = live.snapshot()
+    assert live.state == "stopped" and seen.answered >= answered
+    assert seen.steps < len(undisturbed.trace.steps)
     assert_at_rest(live)
-    with pytest.raises(ls.SearchStopped, match="start it again"):
+    with pytest.raises(ls.SearchStopped, match="start it again") as caught:
         live.wait()
+    if answered:
+        assert len(kept := caught.value.result.problems) == seen.answered
+        assert f"{len(kept)} of 3 problems" in caught.value.__notes__[0]
 
 
 def test_a_paused_search_takes_no_step_and_its_clock_stands(pair, undisturbed):
@@ -181,21 +189,6 @@ def test_a_fault_in_a_step_is_told_and_leaves_engines_free(pair, undisturbed, se
     assert_at_rest(live)
     live.start()
     assert nodes_of(undisturbed) == nodes_of(live.wait())
-
-
-def test_a_stopped_search_keeps_what_it_answered(pair):
-    """What `wait` raises has the problems answered by then, as `run_search`'s error has."""
-    live = small(pair)
-    live.start()
-    while not live.snapshot().answered and live.wait_for_steps(1):
-        pass
-    live.stop()
-    with pytest.raises(ls.SearchStopped) as caught:
-        live.wait()
-    kept = caught.value.result.problems
-    assert live.state == "stopped" and len(kept) == live.snapshot().answered
-    assert f"{len(kept)} of 3 problems" in caught.value.__notes__[0]
-    assert_at_rest(live)
 
 
 def test_what_cannot_be_is_refused_while_it_runs(pair):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -40,6 +40,19 @@ MEASURING = (*OF_SWEEP, ABLATION, OPTIMISATION, COMPARED)
 OPTIONS = {"profile": "--profile NAME", "runs_dir": "--runs DIR", "stale_ok": "--stale ok",
            "retry_failed": "--retry-failed"}  # fmt: skip
 """Parameters of notebooks that the command has options for, since its own sweep needs them, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What `figures` is asked for: parameters of each notebook, settings of each that measures;
+    where runs are, and which of those there are taken (`how`, of run_study).
+    """
+
+    profile: str
+    given: Mapping[str, Mapping[str, Any]]
+    configs: Mapping[str, SweepConfig]
+    runs: str | None
+    how: Mapping[str, Any]
 
 
 def figures(
@@ -85,15 +98,15 @@ def figures(
     configs = {stem: config_of(stem, profile, given[stem]) for stem in given if stem in MEASURING}
     reads = [configs[stem] for stem in given if stem in OF_SWEEP]
     config = reads[0] if reads else sweep_config(profile)
-    _plans(profile, given)  # what one does not allow is refused before the first run
-    _missing(profile, given)
+    asked = Asked(config.profile, given, configs, runs, how)
+    _plans(asked)  # what one does not allow is refused before the first run
+    _missing(asked)
     if dry_run:
-        hands = usable_cores() if on.name == PROCESSES else 1
-        _print_left(config, configs, given, runs, how, on.workers or hands)
+        _print_left(asked, config, on.workers or (usable_cores() if on.name == PROCESSES else 1))
         return
     own = {name for each in known.values() for name in each}
-    asked = how | {"runs_dir": runs and str(Path(runs).resolve())}
-    passed = parameters | {k: v for k, v in asked.items() if v and k in own}
+    more = how | {"runs_dir": runs and str(Path(runs).resolve())}
+    passed = parameters | {k: v for k, v in more.items() if v and k in own}
     # first the sweep, so that its progress is seen here; the notebooks then find its runs
     sweep = _sweep(config, runs, how, on) if reads else None
     if sweep is not None and sweep.runs.empty:
@@ -108,7 +121,7 @@ def figures(
     executed = notebooks.run_notebooks(
         names or None, profile, passed, out, environment=on.environment
     )
-    for line in _failed(profile, configs, given, runs, how | {"retry_failed": False}):
+    for line in _failed(replace(asked, how=how | {"retry_failed": False})):
         terminal().print(line, style="yellow", markup=False)
         problems = True
     if "figures_folder" in own:
@@ -118,18 +131,12 @@ def figures(
         raise Exit(options.FAILED)
 
 
-def _failed(
-    profile: str,
-    configs: Mapping[str, SweepConfig],
-    given: Mapping[str, Mapping[str, Any]],
-    runs: str | None,
-    how: Mapping[str, Any],
-) -> Iterator[str]:
+def _failed(asked: Asked) -> Iterator[str]:
     """A line for each run beside the sweep's that failed, and each study with failed replays."""
-    for stem, found in _previews(profile, configs, given, runs, how):
+    for stem, found in _previews(asked):
         for name in found.runs.loc[found.runs["status"] == "failed", "name"]:
             yield f"failed: {stem}: {name}"
-    for stem, *_, failed in _replays_left(profile, given, runs, how["stale_ok"]):
+    for stem, *_, failed in _replays_left(asked):
         if failed:
             yield f"{failed}{stem}"
 
@@ -162,50 +169,42 @@ def config_of(stem: str, profile: str, given: Mapping[str, Any]) -> SweepConfig:
     return sweep_config(profile, **own)
 
 
-def _plans(profile: str, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _plans(asked: Asked) -> dict[str, Any]:
     """The plans of those notebooks that have one; ConfigError for what it does not allow."""
     from workbench.experiments import plans
 
     kinds = {BATCHING: plans.BatchPlan, ABLATION: plans.AblationPlan,
              COMPARED: plans.StrategyPlan, OPTIMISATION: plans.PolicyPlan}  # fmt: skip
-    return {stem: plans.plan_of(kind, profile, given[stem])
-            for stem, kind in kinds.items() if stem in given}  # fmt: skip
+    return {stem: plans.plan_of(kind, asked.profile, asked.given[stem])
+            for stem, kind in kinds.items() if stem in asked.given}  # fmt: skip
 
 
-def _missing(profile: str, given: Mapping[str, Mapping[str, Any]]) -> list[float]:
+def _missing(asked: Asked) -> list[float]:
     """Rough seconds of each replay of missing values; ConfigError for what cannot be asked."""
     from workbench.experiments.sensitivity import Base
 
-    if (own := given.get(MISSING)) is None:
+    if (own := asked.given.get(MISSING)) is None:
         return []
     base = Base.of(own["asked"], own["rounds"], own["replays"])
-    return base.replays_left(profile, own["values"])
+    return base.replays_left(asked.profile, own["values"])
 
 
-def _print_left(
-    config: SweepConfig,
-    configs: Mapping[str, SweepConfig],
-    given: Mapping[str, Mapping[str, Any]],
-    runs: str | None,
-    how: Mapping[str, Any],
-    workers: int,
-) -> None:
+def _print_left(asked: Asked, config: SweepConfig, workers: int) -> None:
     """What `figures` would run and replay, for the sweep, for each notebook with runs of its own,
-    and for what is replayed. config: of the sweep; configs: of each notebook that measures; given:
-    each notebook's parameters; workers: those that replay.
+    and for what is replayed. config: of the sweep; workers: those that replay.
     """
     if config.profile == "thesis":
         from workbench.experiments.sensitivity import of_the_thesis
 
         for line in of_the_thesis(config):
             terminal().print(line, markup=False)
-    left = [_print_preview(config, runs, how)] if given.keys() & OF_SWEEP else []
-    for stem, found in _previews(config.profile, configs, given, runs, how):
+    has_sweep = asked.given.keys() & OF_SWEEP
+    left = [_print_preview(config, asked.runs, asked.how)] if has_sweep else []
+    for stem, found in _previews(asked):
         left.append(found)
         terminal().print(f"{stem}: {found}")
     counts = [(each.num_to_run, float(each.runs["expected_s"].sum())) for each in left]
-    replays = _replays_left(config.profile, given, runs, how["stale_ok"])
-    for name, total, count, seconds, _ in replays:
+    for name, total, count, seconds, _ in _replays_left(asked):
         seconds /= min(workers, max(1, count))
         counts.append((count, seconds))
         text = f"{count} of {total} replays to do, about {_time(seconds)} (rough)"
@@ -217,28 +216,23 @@ def _print_left(
         terminal().print(f"{told}, and some minutes to draw.")
 
 
-def _previews(
-    profile: str,
-    configs: Mapping[str, SweepConfig],
-    given: Mapping[str, Mapping[str, Any]],
-    runs: str | None,
-    how: Mapping[str, Any],
-) -> Iterator[tuple[str, Preview]]:
-    """The measured runs beside the sweep's, by the notebook that draws them; as of _print_left."""
+def _previews(asked: Asked) -> Iterator[tuple[str, Preview]]:
+    """The measured runs beside the sweep's, by the notebook that draws them."""
     from workbench.experiments import plans, study
     from workbench.experiments.settings import RECORDED
 
+    given, runs, how = asked.given, asked.runs, asked.how
     policies = partial(study.policies_planned, runs_dir=runs, stale_ok=how["stale_ok"])
     runs_of: dict[str, Any] = {BATCHING: plans.batch_runs, ABLATION: plans.ablation_runs,
                                COMPARED: plans.strategy_runs, OPTIMISATION: policies}  # fmt: skip
     same = [stem for stem in ON_RUNGS if stem in given]
-    if same and profile == "full" and RECORDED in dict(_rungs(profile, given[same[0]])):
+    if same and asked.profile == "full" and RECORDED in dict(_rungs("full", given[same[0]])):
         few = plans.recorded_config("full", shares=study.COMPARED_SHARES)
         name = f"measured SmolLM2 ({', '.join(stem[:2] for stem in same)})"
         yield name, study.preview(few, runs, **how)
-    for stem, plan in _plans(profile, given).items():
-        specs = runs_of[stem](configs[stem], plan)
-        yield stem, study.preview(configs[stem], runs, specs=specs, **how)
+    for stem, plan in _plans(asked).items():
+        config = asked.configs[stem]
+        yield stem, study.preview(config, runs, specs=runs_of[stem](config, plan), **how)
 
 
 def _time(seconds: float) -> str:
@@ -263,31 +257,16 @@ def _rungs(profile: str, given: Mapping[str, Any]) -> Iterator[tuple[str, SweepC
     yield REPLAYED, plans.replayed_config(profile, **_sizes(given, "shares"))
 
 
-def _ablations(
-    profile: str, given: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[str, SweepConfig, Any]]:
-    """What the ablation's notebook replays beside it."""
-    from workbench.experiments import plans
-    from workbench.experiments.settings import RECORDED, REPLAYED
-
-    if ABLATION in given:
-        measured = plans.plan_of(plans.AblationPlan, profile, given[ABLATION])
-        recorded = plans.recorded_config(profile, min_problem_batch=4)
-        thesis = plans.replayed_config(profile, **_sizes(given[ABLATION]))
-        for rung, config in ((RECORDED, recorded), (REPLAYED, thesis)):
-            yield rung, config, plans.replayed_ablation(config, measured)
-
-
-def _replays_left(
-    profile: str, given: Mapping[str, Mapping[str, Any]], runs: str | None, stale_ok: bool
-) -> Iterator[tuple[str, int, int, float, str]]:
+def _replays_left(asked: Asked) -> Iterator[tuple[str, int, int, float, str]]:
     """What the notebooks replay: a name, how many replays it is, how many of them are not stored,
-    the rough seconds of these, and the names of those that failed. given: as of _print_left.
+    the rough seconds of these, and the names of those that failed.
     """
     from workbench.experiments import plans, study
     from workbench.experiments.batching import run_batches_replayed
     from workbench.experiments.sensitivity import replay_seconds
-    from workbench.experiments.settings import REPLAYED
+    from workbench.experiments.settings import RECORDED, REPLAYED
+
+    profile, given, planned = asked.profile, asked.given, _plans(asked)
 
     def far(stem: str, rung: Any = plans.replayed_config, **more: Any) -> SweepConfig:
         """The thesis's pair with the sizes that a notebook is given."""
@@ -301,7 +280,7 @@ def _replays_left(
         """
         if study.committed(profile, *bear.values()):
             return 0, 0, 0.0, ""
-        found = replay(*what, runs, compute=False, stale_ok=stale_ok)
+        found = replay(*what, asked.runs, compute=False, stale_ok=asked.how["stale_ok"])
         count, one = len(found.missing), found.config
         seconds = count * replay_seconds(each or one.num_problems, one.n, one.max_depth)
         return count + len(found.folders), count, seconds, found.failures
@@ -317,10 +296,10 @@ def _replays_left(
             yield f"{rung} ({notebooks})", *left(bear, replay, config)
     if SPLIT in given:
         names = ("prm", "total_memory", "shares", "num_problems")
-        asked = {name: given[SPLIT][f"writing_{name}"] for name in names}
-        bear = _sizes(given[SPLIT]) | asked
+        writing = {name: given[SPLIT][f"writing_{name}"] for name in names}
+        bear = _sizes(given[SPLIT]) | writing
         for name, more in (("a PRM that scores", {}), ("a PRM that writes", plans.WRITES)):
-            config = far(SPLIT, plans.writing_config, **asked, **more)
+            config = far(SPLIT, plans.writing_config, **writing, **more)
             found = left(bear, study.run_replayed, config)
             yield f"replayed, {name} ({SPLIT[:2]})", *found
     if BATCHING in given:
@@ -328,18 +307,23 @@ def _replays_left(
         bear = _sizes(given[BATCHING], *(name for name in asdict(grid) if name != "num_seeds"))
         what: tuple[Any, ...] = run_batches_replayed, far(BATCHING), grid
         yield f"{REPLAYED} ({BATCHING[:2]})", *left(bear, *what, each=grid.batch_problems)
-    for rung, config, plan in _ablations(profile, given):
-        bear = _sizes(given[ABLATION], "ablation_share")
-        found = left(bear, study.run_ablation_replayed, config, plan)
-        yield f"{rung} ({ABLATION[:2]})", *found
+    for rung in (RECORDED, REPLAYED) if ABLATION in given else ():
+        recorded = plans.recorded_config(profile, min_problem_batch=4)
+        config = recorded if rung == RECORDED else far(ABLATION)
+        what = (
+            study.run_ablation_replayed,
+            config,
+            plans.replayed_ablation(config, planned[ABLATION]),
+        )
+        yield f"{rung} ({ABLATION[:2]})", *left(_sizes(given[ABLATION], "ablation_share"), *what)
     if OPTIMISATION in given:
         config = far(OPTIMISATION)
-        plan = plans.plan_of(plans.PolicyPlan, profile, given[OPTIMISATION])
-        what = study.run_policies_replayed, config, plans.replayed_policies(config, plan)
+        plan = plans.replayed_policies(config, planned[OPTIMISATION])
+        what = study.run_policies_replayed, config, plan
         bear = _sizes(given[OPTIMISATION], "budgets", "kv_shares")
         yield f"{REPLAYED} ({OPTIMISATION[:2]})", *left(bear, *what)
     if MISSING in given:
-        todo = _missing(profile, given)
+        todo = _missing(asked)
         yield MISSING, len(todo), len(todo), sum(todo), ""
 
 

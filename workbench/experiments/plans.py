@@ -92,7 +92,7 @@ def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 
 SIZES = dict.fromkeys(("full", "thesis"), (128, (0, 1, 2)))
 """Problems and seeds of a profile, else as many problems as are in flight, and one seed."""
-SURER = {"full": {THESIS_SHARE: 224, 0.4: 224, 0.45: 16}}
+SURER = {"full": {THESIS_SHARE: 128, 0.4: 128, 0.45: 16}}
 """A profile's seeds of the replayed pair at shares where some lose more than others, and at the one
 that all are compared with."""
 RECORDED_MEMORY, RECORDED_LENGTH = "2.25GiB", 2048
@@ -124,7 +124,7 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 
 
 WRITING = {"prm": "qwen2.5-1.5b-instruct", "total_memory": "8GiB", "num_problems": IN_FLIGHT,
-           "shares": (0.31, 0.34, 0.38, 0.44, 0.5, 0.56, 0.62)}  # fmt: skip
+           "shares": (0.35, 0.38, 0.41, 0.44, 0.5, 0.56)}  # fmt: skip
 WRITES = {"prm_format": "thinkprm", "critiques": 1, "critique_tokens": 512}
 """A PRM that writes a critique before it scores."""
 
