@@ -420,12 +420,22 @@ def identity(found: dict[str, Any]) -> list[str]:
     sets = [r["name"].partition("isa_")[2] for r in others if "isa_" in r["name"]]
     host = found["isa"].upper()
     forced = f", one of them under {sets[0].upper()} on a host with {host}," if sets else ""
+    beside, told = [], {row["name"]: row for row in rows}
+    for how in ("sampled", "greedy"):
+        if (same_nodes := told.get(f"same@transformers,{how}")) is not None:
+            gain = told[f"gain_over@transformers,{how}"]
+            low, high = gain["spread"]
+            beside.append(
+                f"{how} {same_nodes['value']:.2%} of {same_nodes['repeats']:,} nodes have the same "
+                f"tokens, and accuracy differs by {gain['value']:+.3f} ({low:+.3f} to {high:+.3f})"
+            )
+    said = f" Over `transformers`, each request alone, {'; '.join(beside)}." if beside else ""
     return [
         f"`workbench bench identity{chosen}`: {same} of {len(others)} further settings of memory "
         f"split, batch, chunk and block size{forced} gave the same search as the first, token by "
         f"token and score by score ({others[0]['repeats']:,} nodes each; {preempted:,.0f} "
         f"preemptions in all), {partial} of them with partly filled blocks reused, {policies} "
-        f"under a policy, {both} with all techniques; {mark(found)}.",
+        f"under a policy, {both} with all techniques; {mark(found)}.{said}",
         "",
     ]
 
@@ -588,7 +598,8 @@ def strategies() -> list[str]:
         "**Strategies** on the embedded pair (notebook 11): accuracy with its 95 % interval; what "
         "a problem takes: tokens that the LLM samples and the PRM computes, and seconds.",
         "",
-        f"{searched}; {ran}. LLM share {THESIS_SHARE}.{again} Lookahead samples rollouts, too.",
+        f"{searched}; {ran}. LLM share {THESIS_SHARE}.{again} Lookahead samples rollouts, "
+        "too; with n = 4 DVTS has one subtree, and searches as beam search does.",
         "",
         *lines,
         "",

@@ -43,6 +43,16 @@ def test_six_problems_are_searched_alike_whatever_the_split_blocks_and_preemptio
     assert rows[f"preemptions@{SETTINGS[2].name}"].value > 0
 
 
+def test_transformers_searches_the_same_trees():
+    """Sampled and greedy: other code for every sum, the same tokens."""
+    workload = replace(WORKLOAD, n=4, max_depth=4)
+    rows = {row.name: row for row in identity.beside_transformers(workload)}
+    for name in ("sampled", "greedy"):
+        same, gain = rows[f"same@transformers,{name}"], rows[f"gain_over@transformers,{name}"]
+        assert same.value == 1 and same.repeats > 50
+        assert (gain.value, gain.spread) == (0, (0, 0))
+
+
 def test_one_changed_token_score_or_lost_node_is_seen(tree):
     """Guards the comparison: of two trees that differ in one node, not all nodes are equal."""
     node, (tokens, score) = list(tree.items())[len(tree) // 2]

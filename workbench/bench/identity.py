@@ -6,6 +6,9 @@ without a share leave each engine blocks for a few requests, which are preempted
 those of a policy both models divide a small memory by it; techniques are those of notebook 08. A
 record holds the fraction of equal nodes. The first setting is searched once more under each other
 instruction set of this host, in a process of its own.
+
+The embedded pair's problems are also searched over `transformers`, which computes each request
+alone, sampled and greedy: other sums, so scores need not be equal to the last bit.
 """
 
 from __future__ import annotations
@@ -21,18 +24,21 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row
-from workbench.bench.search import TINY, make_workload, sizes_of
+from workbench.bench.search import TINY, make_workload, roomy_engine, searched, sizes_of
 from workbench.config import POLICIES, SweepConfig
+from workbench.engine.foreign import TransformersEngine
 from workbench.errors import BrokenLaw
 from workbench.experiments.execute import Pair
 from workbench.experiments.memory import ENGINES
 from workbench.experiments.plans import ALL, ELASTIC, TECHNIQUES
 from workbench.experiments.settings import RunSpec
+from workbench.experiments.statistics import bootstrap_mean
 from workbench.kernels.isa import ISA, environment, host_sets
 from workbench.search.result import SearchResult
 
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
 REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of models of true size
+NEAR = 1e-4  # scores of two programs that are one
 Nodes = dict[tuple[str, str], tuple[tuple[int, ...], float]]  # problem, node -> tokens, score
 
 
@@ -105,10 +111,13 @@ def run(
 ) -> Iterator[Row]:
     """The rows of `workbench bench identity`. BrokenLaw, after the last, where a node differs."""
     count = (PROFILES if llm == TINY else REAL_PROBLEMS)[profile]
+    workload, settings = _plan(llm, prm, problems, count)
     differing = []
-    for row in compare(*_plan(llm, prm, problems, count), seed):
+    for row in compare(workload, settings, seed):
         differing += [row.name] if row.name.startswith("identical@") and row.value != 1 else []
         yield row
+    if llm == TINY:  # each request alone: minutes, and hours of a model of true size
+        yield from beside_transformers(workload, seed)
     if differing:
         raise BrokenLaw(f"Tokens or scores differ: {', '.join(differing)}.")
 
@@ -147,6 +156,27 @@ def compare(workload: SweepConfig, settings: Sequence[Setting], seed: int = 0) -
         if isa != ISA.name:
             same = equal_share(base, nodes_under(isa, settings[0], workload, seed))
             yield Row(f"identical@isa_{isa}", same, "fraction", repeats=len(base))
+
+
+def beside_transformers(workload: SweepConfig, seed: int = 0) -> Iterator[Row]:
+    """Sampled, then greedy: nodes of both searches with the same tokens and scores that are NEAR,
+    over all of both; and how much oftener ours is right.
+    """
+    models, longest = (workload.llm, workload.prm), workload.max_model_len
+    ours = [roomy_engine(model, max_model_len=longest) for model in models]
+    theirs = [TransformersEngine(model, max_model_len=longest) for model in models]
+    for name, temperature in (("sampled", workload.temperature), ("greedy", 0.0)):
+        mine, other = (searched(workload, *pair, seed, temperature=temperature)
+                       for pair in (ours, theirs))  # fmt: skip
+        trees = [nodes_of(result) for result in (mine, other)]
+        both, every = (how(*map(set, trees)) for how in (set.intersection, set.union))
+        pairs = [[tree[node] for tree in trees] for node in both]
+        near = sum(a[0] == b[0] and abs(a[1] - b[1]) < NEAR for a, b in pairs)
+        yield Row(f"same@transformers,{name}", near / len(every), "fraction", repeats=len(every))
+        right = [result.problems["correct"].astype(float) for result in (mine, other)]
+        gain = bootstrap_mean(right[0] - right[1], list(mine.problems["problem_id"]))
+        ends = gain.low, gain.high
+        yield Row(f"gain_over@transformers,{name}", gain.estimate, "fraction", spread=ends)
 
 
 def search(setting: Setting, workload: SweepConfig, seed: int) -> SearchResult:
