@@ -166,8 +166,8 @@ def beside_transformers(workload: SweepConfig, seed: int = 0) -> Iterator[Row]:
     ours = [roomy_engine(model, max_model_len=longest) for model in models]
     theirs = [TransformersEngine(model, max_model_len=longest) for model in models]
     for name, temperature in (("sampled", workload.temperature), ("greedy", 0.0)):
-        mine, other = (searched(workload, *pair, seed, temperature=temperature)
-                       for pair in (ours, theirs))  # fmt: skip
+        mine, other = (searched(workload, llm, prm, seed, temperature=temperature)
+                       for llm, prm in (ours, theirs))  # fmt: skip
         trees = [nodes_of(result) for result in (mine, other)]
         both, every = (how(*map(set, trees)) for how in (set.intersection, set.union))
         pairs = [[tree[node] for tree in trees] for node in both]

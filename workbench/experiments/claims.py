@@ -116,8 +116,8 @@ def critiques_in_words(rows: pd.DataFrame) -> str:
     ends = [f"at {share:.2f} {100 * lost['critiques']:.0f} % ({100 * lost['scores']:.0f} % scoring "
             "at once)" for share, lost in (1 - rate.iloc[[0, -1]] / most).iterrows()]  # fmt: skip
     edges = {rate.index[0]: ", the lowest share tried", rate.index[-1]: ", the highest share tried"}
-    best = ["{:.2f} (95 %: {:.2f} to {:.2f}{})".format(*each, edges.get(each[0], ""))
-            for each in peaks[["value", "low", "high"]].to_numpy()]  # fmt: skip
+    best = [f"{share:.2f} (95 %: {low:.2f} to {high:.2f}{edges.get(share, '')})"
+            for share, low, high in peaks[["value", "low", "high"]].to_numpy()]  # fmt: skip
     apart = peaks["low"].max() > peaks["high"].min()
     return (
         f"With critiques the search is {most['scores'] / most['critiques']:.1f} times slower, each "
