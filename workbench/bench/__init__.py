@@ -46,7 +46,7 @@ SOURCES = {
     "engine": (*_ENGINE, *(f"bench/{n}.py" for n in ("engine", "kernels", "ceilings", "peers"))),
     "kernels": (*_ENGINE, "bench/kernels.py"),
     "search": (*_SEARCH, *_BESIDE, "training/corpus.py"),
-    "identity": (*_SEARCH, "experiments/plans.py", "bench/identity.py"),
+    "identity": (*_SEARCH, "engine/foreign.py", "experiments/plans.py", "bench/identity.py"),
     "prm": (*_SEARCH, "training/corpus.py", "bench/prm.py"),
     "serve": (*_SEARCH, "serving", *(f"bench/{n}.py" for n in ("serve", "engine", "peers"))),
     "soak": (*_SEARCH, "bench/identity.py", "bench/soak.py"),
