@@ -245,7 +245,9 @@ def _show_advice(found: Advice) -> None:
     give = format_size(share * found.total), format_size((1 - share) * found.total)
     beyond = (share - found.feasible[0], found.feasible[1] - share)
     room = " and ".join(format_size(each * found.total) for each in beyond)
-    rounds = f"the first {rows[0]['rounds']:.0f} rounds"
+    count = rows[0]["rounds"]  # None: all
+    rounds = f"the first {count:.0f} rounds" if count else "the whole search"
+    deeper = " (whole searches are deeper and may lose more)" if count else ""
     over = f"within 2 % of the best, over {rounds}"
     if found.whole:
         over = "neither cache is short in a whole search"
@@ -258,7 +260,7 @@ def _show_advice(found: Advice) -> None:
         f"room       {room} more than the least that each starts with\n"
         f"feasible   {found.feasible[0]:.3f} to {found.feasible[1]:.3f}\n"
         f"plateau    at least {found.plateau[0]:.3g} to {found.plateau[1]:.3g}: {over}\n"
-        f"Over {rounds}, against the best (whole searches are deeper and may lose more):"
+        f"Over {rounds}, against the best{deeper}:"
     )
     present = 0.5 if asked.llm_share is None else asked.llm_share
     for each in sorted({min(at), max(at), share, present}):
@@ -276,7 +278,7 @@ def _show_advice(found: Advice) -> None:
             f"({again / computed:.1%}) computed again: {', '.join(short) or 'no cache is short'}"
         )
     gains = found.replays["against_best"].iloc[0]
-    console.print(f"no limit   {gains:+.1%} tokens/s: all that more memory could give\n")
+    console.print(f"no limit   {gains:+.1%} tokens/s: what more memory could give over {rounds}\n")
     console.print("[bold]What to change first[/] (alone, at this share; n changes accuracy too)")
     for row in found.changes.to_dict("records"):
         gains = f"{row['tokens_per_s']:+.1%} tokens/s, {row['problems_per_min']:+.1%} problems/min"

@@ -6,7 +6,8 @@
 A search is drawn (workload.thesis_search) and replayed, whole, with memory without limit. Its cache
 calls give both models' miss-ratio curves, and so the shares at which neither cache is short:
 there the steps are the same, and nothing is lost. What others lose is replayed over the first
-rounds; where all lose something, a guess from the curves chooses what to replay, and each replay
+rounds; where these lack nothing and the whole search lacks room at every share, over all of it.
+Where all shares lose something, a guess from the curves chooses what to replay, and each replay
 corrects it. Every number is a row of the table of replays, or arithmetic on bytes.
 """
 
@@ -32,7 +33,7 @@ from workbench.config import (
     require_known,
 )
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.models.registry import REGISTRY
+from workbench.models.registry import DUMMY, REGISTRY
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.cost import BOUND, ModelWork, recorded, spec_of
@@ -62,6 +63,7 @@ OPTIONS = {  # the memory's part, sequences, tokens of a step, request and block
     "SGLang": ("mem-fraction-static", "max-running-requests", "chunked-prefill-size",
                "context-length", "page-size", "max-total-tokens"),
 }  # fmt: skip
+CUDA_BLOCKS = 16  # tokens: of FlashAttention's and Triton's kernels in vLLM 0.32
 CONTEXTS = 2 << 30  # two CUDA contexts and their workspaces, at least
 CHANGED = ("max_num_seqs", 0.5), ("max_num_seqs", 2), ("in_flight", 0.5), ("n", 0.5)
 SHARE, NO_LIMIT, WHOLE = "share", "no limit", "whole search"  # what a row of the replays is of
@@ -446,7 +448,10 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
     if whole.alike:  # where its first rounds lack room, all of it does
         pair.rounds = None
         whole = Unlimited.of(pair, axis, WHOLE)
-        pair.rounds = asked.rounds
+        if whole.alike:
+            pair.rounds = asked.rounds
+        else:  # and where all of it lacks room, its first rounds do not tell what is lost
+            pair.free, pair.rows = whole, [pair.rows[-1] | {"what": NO_LIMIT}]
     first, most = {axis[0], present, axis[-1]} & {*axis}, 0 if whole.alike else REPLAYS - 1
     explored = Explored.of(pair, axis, first, most)
     found, middle = explored.seconds, sum(explored.plateau) / 2
@@ -461,7 +466,7 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
     notes += _change_each(pair, recommended)
     table = explored.table(pair)
     best = table.loc[table["what"] == SHARE, RATES[0]].max()
-    table["against_best"] = (table[RATES[0]] / best - 1).where(table["rounds"] > 0)
+    table["against_best"] = (table[RATES[0]] / best - 1).where(table["what"] != WHOLE)
     ends = (good[0], good[-1]) if whole.alike else (low, high)
     told = recommended, ends, bool(whole.alike), table, start_up(pair, recommended)
     return Advice(asked, pair.total, pair.feasible, *told, notes + _notes(pair))
@@ -508,7 +513,8 @@ def start_up(pair: Pair, share: float) -> dict[str, list[dict[str, Any]]]:
         limits = asked.max_num_seqs, asked.max_num_batched_tokens, length, asked.block_size
         for (engine, names), part, exact in zip(OPTIONS.items(), parts, exactly):
             options = dict(zip(names, (math.floor(1e4 * part) / 1e4, *limits, exact)))
-            flags[engine].append({"model": str(REGISTRY.get(name, name)), **options})
+            model = name.removeprefix(DUMMY)  # these start with the weights
+            flags[engine].append({"model": str(REGISTRY.get(model, model)), **options})
     return flags
 
 
@@ -524,17 +530,23 @@ def _notes(pair: Pair) -> list[str]:
     sizes = search.settings.strategy_settings
     depth = sizes.get("max_depth")
     reach = f"to {depth} steps" if depth else f"to their end or {sizes['max_tokens']:,} tokens"
+    deeper = "; later beams are deeper and need more cache" * bool(depth)
+    over = f"its first {pair.rounds} rounds, of sampling or of scoring{deeper}"
     activations = " and ".join(format_size(need.activations) for need in pair.needs)
     notes = [
         f"Seconds are simulated for {device.name} ({device.source}), by {bound}.",
         f"The search: {len(search.problems)} MATH-500 problems {reach}, lengths in Llama "
         f"3's tokens, at most {pair.longest:,} a request; how steps branch, end and are scored is "
-        f"assumed. Rates are over its first {pair.rounds} rounds, of sampling or of scoring"
-        f"{'; later beams are deeper and need more cache' * bool(depth)}. 16-bit weights and KV.",
+        f"assumed. Rates are over {over if pair.rounds else 'all of it'}. 16-bit weights and KV.",
         f"Activations, from shapes: {activations}. Contexts and workspaces of two processes come "
         f"on top, and have {format_size(left)} here."
         + (" Ask with less total." * (left < CONTEXTS)),
     ]
+    if (size := pair.asked.block_size) % CUDA_BLOCKS:
+        notes.append(
+            f"vLLM's attention takes blocks of a multiple of {CUDA_BLOCKS} tokens on a GPU, and "
+            f"refuses {size}."
+        )
     if count := pair.asked.critiques:
         notes.append(
             f"Critiques: {count} a step as ThinkPRM is asked, of drawn lengths (median "
