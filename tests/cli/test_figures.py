@@ -179,16 +179,24 @@ def test_each_notebook_measures_with_those_settings_that_it_has(tmp_path, capsys
     assert "0 of 4 runs to do" in shown and "11_strategies: 18 of 18 runs to do" in shown
 
 
-def test_a_dry_run_of_the_thesis_says_what_it_needs_and_where_it_differs(tmp_path, capsys):
-    """Bytes, hours and what the thesis leaves open; of random weights and three problems."""
+@pytest.mark.parametrize("kind", ["dummy:", ""])
+def test_a_dry_run_of_the_thesis_says_what_it_needs_and_where_it_differs(
+    kind, tmp_path, capsys, monkeypatch
+):
+    """Bytes, hours and what the thesis leaves open; of three problems and random weights, or of
+    weights that are not here, which are not fetched.
+    """
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
     file = project_root() / "tests" / "data" / "math500_sample.json"
-    own = {"llm": "dummy:llama-3.2-1b", "prm": "dummy:llama-3.1-8b-prm", "num_problems": 3,
+    own = {"llm": f"{kind}llama-3.2-1b", "prm": f"{kind}llama-3.1-8b-prm", "num_problems": 3,
            "problems": file, "shares": [0.3, 0.5]}  # fmt: skip
     words = [word for name, value in own.items() for word in ("-p", f"{name}={value}")]
     words += ["--profile", "thesis", "--dry-run", "--runs", str(tmp_path)]
     assert main(["figures", "02", *words]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "2.3 GiB of dummy:llama-3.2-1b and 15.0 GiB of dummy:llama-3.1-8b-prm" in shown
+    assert f"2.3 GiB of {kind}llama-3.2-1b and 15.0 GiB of {kind}llama-3.1-8b-prm" in shown
+    away = "llama-3.2-1b is not on this disk yet, and planned by its shapes."
+    assert (away in shown) == (not kind)
     assert "10 runs of 3 problems: 0.0 hours by the roofline" in shown
     assert "problems in flight: a minimum batch, no number; taken: 12 (tiny), 48" in shown
     assert "split-0.500-seed4" in shown and "runs to do, about" in shown

@@ -231,7 +231,7 @@ def _previews(asked: Asked) -> Iterator[tuple[str, Preview]]:
         name = f"measured SmolLM2 ({', '.join(stem[:2] for stem in same)})"
         yield name, study.preview(few, runs, **how)
     for stem, plan in _plans(asked).items():
-        config = asked.configs[stem]
+        config = _planned(asked.configs[stem])
         yield stem, study.preview(config, runs, specs=runs_of[stem](config, plan), **how)
 
 
@@ -424,11 +424,28 @@ def sweep(
         raise Exit(options.FAILED)
 
 
+def _planned(config: SweepConfig) -> SweepConfig:
+    """For a dry run: models whose weights are not here are planned by their shapes, not fetched."""
+    from workbench.models.registry import DUMMY, is_here
+
+    away: dict[str, Any] = {}
+    for role in ("llm", "prm"):
+        name = getattr(config, role)
+        if not name.startswith(DUMMY) and not is_here(name):
+            away[role] = f"{DUMMY}{name}"
+    return replace(config, **away)
+
+
 def _print_preview(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> Preview:
     """The dry run of a sweep: its runs, the shares that fit, the expected time."""
     from workbench.experiments.study import preview
 
-    found = preview(config, runs, **how)
+    planned = _planned(config)
+    for role in ("llm", "prm"):
+        if getattr(planned, role) != getattr(config, role):
+            told = f"{getattr(config, role)} is not on this disk yet, and planned by its shapes."
+            terminal().print(told, markup=False)
+    found = preview(planned, runs, **how)
     rows = found.runs.assign(minutes=(found.runs["expected_s"] / 60).round(1))
     pairs = zip(rows["lacks_bytes"], rows["status"])
     rows["status"] = [f"lacks {format_size(n)}" if n else status for n, status in pairs]

