@@ -175,8 +175,8 @@ def importable(monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_replays_on_a_ray_cluster_are_those_here(here, tmp_path, monkeypatch, importable) -> None:
-    """Also where workers die in the middle."""
+def test_a_ray_cluster_gives_what_is_got_here(here, tmp_path, monkeypatch, importable) -> None:
+    """Replays, and a sweep but for its seconds; also where workers die in the middle."""
     ray = pytest.importorskip("ray", reason="Ray is an extra: pip install -e '.[ray]'")
     from ray.cluster_utils import Cluster
 
@@ -189,6 +189,10 @@ def test_replays_on_a_ray_cluster_are_those_here(here, tmp_path, monkeypatch, im
         on = Backend("ray", 2)
         found = run_replayed(here.config, tmp_path / "replays", progress=False, backend=on)
         assert_same_replays(here, found)
+        one = run_sweep(SMALL, tmp_path / "here", progress=False)
+        other = run_sweep(SMALL, tmp_path / "sweep", progress=False, backend=on)
+        same = compare(list(one.runs["folder"]), list(other.runs["folder"]))
+        assert len(other.runs) == 4 and same.identical, same.first_difference
         assert "WorkerCrashedError" in assert_nothing_lost_or_twice(tmp_path, monkeypatch, on)
     finally:
         ray.shutdown()
