@@ -7,8 +7,8 @@ those of a policy both models divide a small memory by it; techniques are those 
 record holds the fraction of equal nodes. The first setting is searched once more under each other
 instruction set of this host, in a process of its own.
 
-The embedded pair's problems are also searched over `transformers`, which computes each request
-alone, sampled and greedy: other sums, so scores need not be equal to the last bit.
+The first of the embedded pair's problems are also searched over `transformers`, which computes each
+request alone, sampled and greedy: other sums, so scores need not be equal to the last bit.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from workbench.search.result import SearchResult
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
 REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of models of true size
 NEAR = 1e-4  # scores of two programs that are one
+FEW = 12  # problems that are searched over transformers, too: half a minute each
 Nodes = dict[tuple[str, str], tuple[tuple[int, ...], float]]  # problem, node -> tokens, score
 
 
@@ -116,7 +117,7 @@ def run(
     for row in compare(workload, settings, seed):
         differing += [row.name] if row.name.startswith("identical@") and row.value != 1 else []
         yield row
-    if llm == TINY:  # each request alone: minutes, and hours of a model of true size
+    if llm == TINY:
         yield from beside_transformers(workload, seed)
     if differing:
         raise BrokenLaw(f"Tokens or scores differ: {', '.join(differing)}.")
@@ -163,6 +164,7 @@ def beside_transformers(workload: SweepConfig, seed: int = 0) -> Iterator[Row]:
     over all of both; and how much oftener ours is right.
     """
     models, longest = (workload.llm, workload.prm), workload.max_model_len
+    workload = replace(workload, num_problems=min(FEW, workload.num_problems))
     ours = [roomy_engine(model, max_model_len=longest) for model in models]
     theirs = [TransformersEngine(model, max_model_len=longest) for model in models]
     for name, temperature in (("sampled", workload.temperature), ("greedy", 0.0)):
