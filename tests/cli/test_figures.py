@@ -192,10 +192,12 @@ def test_a_dry_run_of_the_thesis_says_what_it_needs_and_where_it_differs(
            "problems": file, "shares": [0.3, 0.5]}  # fmt: skip
     words = [word for name, value in own.items() for word in ("-p", f"{name}={value}")]
     words += ["--profile", "thesis", "--dry-run", "--runs", str(tmp_path)]
+    assert main(["figures", "07", *words[:8], *words[10:]]) == 0  # of its own, at no shares
+    away = "llama-3.2-1b is not on this disk yet, and planned by its shapes."
+    assert (away in " ".join(capsys.readouterr().out.split())) == (not kind)
     assert main(["figures", "02", *words]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"2.3 GiB of {kind}llama-3.2-1b and 15.0 GiB of {kind}llama-3.1-8b-prm" in shown
-    away = "llama-3.2-1b is not on this disk yet, and planned by its shapes."
     assert (away in shown) == (not kind)
     assert "10 runs of 3 problems: 0.0 hours by the roofline" in shown
     assert "problems in flight: a minimum batch, no number; taken: 12 (tiny), 48" in shown

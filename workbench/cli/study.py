@@ -191,15 +191,17 @@ def _missing(asked: Asked) -> list[float]:
 
 def _print_left(asked: Asked, config: SweepConfig, workers: int) -> None:
     """What `figures` would run and replay, for the sweep, for each notebook with runs of its own,
-    and for what is replayed. config: of the sweep; workers: those that replay.
+    and for what is replayed. config: of the sweep, as given; workers: those that replay.
     """
     if config.profile == "thesis":
         from workbench.experiments.sensitivity import of_the_thesis
 
         for line in of_the_thesis(config):
             terminal().print(line, markup=False)
-    has_sweep = asked.given.keys() & OF_SWEEP
-    left = [_print_preview(config, asked.runs, asked.how)] if has_sweep else []
+    own = _planned(*asked.configs.values())
+    asked = replace(asked, configs=dict(zip(asked.configs, own)))
+    reads = [each for stem, each in asked.configs.items() if stem in OF_SWEEP]
+    left = [_print_preview(each, asked.runs, asked.how) for each in reads[:1]]
     for stem, found in _previews(asked):
         left.append(found)
         terminal().print(f"{stem}: {found}")
@@ -231,7 +233,7 @@ def _previews(asked: Asked) -> Iterator[tuple[str, Preview]]:
         name = f"measured SmolLM2 ({', '.join(stem[:2] for stem in same)})"
         yield name, study.preview(few, runs, **how)
     for stem, plan in _plans(asked).items():
-        config = _planned(asked.configs[stem])
+        config = asked.configs[stem]
         yield stem, study.preview(config, runs, specs=runs_of[stem](config, plan), **how)
 
 
@@ -307,19 +309,17 @@ def _replays_left(asked: Asked) -> Iterator[tuple[str, int, int, float, str]]:
         bear = _sizes(given[BATCHING], *(name for name in asdict(grid) if name != "num_seeds"))
         what: tuple[Any, ...] = run_batches_replayed, far(BATCHING), grid
         yield f"{REPLAYED} ({BATCHING[:2]})", *left(bear, *what, each=grid.batch_problems)
-    for rung in (RECORDED, REPLAYED) if ABLATION in given else ():
-        recorded = plans.recorded_config(profile, min_problem_batch=4)
-        config = recorded if rung == RECORDED else far(ABLATION)
-        what = (
-            study.run_ablation_replayed,
-            config,
-            plans.replayed_ablation(config, planned[ABLATION]),
-        )
-        yield f"{rung} ({ABLATION[:2]})", *left(_sizes(given[ABLATION], "ablation_share"), *what)
+    recorded = plans.recorded_config(profile, min_problem_batch=4)
+    ablated = {RECORDED: recorded, REPLAYED: far(ABLATION)} if ABLATION in given else {}
+    for rung, config in ablated.items():
+        bear = _sizes(given[ABLATION], "ablation_share")
+        plan = plans.replayed_ablation(config, planned[ABLATION])
+        found = left(bear, study.run_ablation_replayed, config, plan)
+        yield f"{rung} ({ABLATION[:2]})", *found
     if OPTIMISATION in given:
         config = far(OPTIMISATION)
-        plan = plans.replayed_policies(config, planned[OPTIMISATION])
-        what = study.run_policies_replayed, config, plan
+        policies = plans.replayed_policies(config, planned[OPTIMISATION])
+        what = study.run_policies_replayed, config, policies
         bear = _sizes(given[OPTIMISATION], "budgets", "kv_shares")
         yield f"{REPLAYED} ({OPTIMISATION[:2]})", *left(bear, *what)
     if MISSING in given:
@@ -415,7 +415,8 @@ def sweep(
     wanted = SweepConfig.from_dict(sweep_config(**given).to_dict() | none)
     how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
     if dry_run:
-        _print_preview(wanted, runs, how)
+        (planned,) = _planned(wanted)
+        _print_preview(planned, runs, how)
         return
     found = _sweep(wanted, runs, how, Backend(backend, workers))
     shown = found.runs.filter(items=SWEEP_COLUMNS)
@@ -424,28 +425,27 @@ def sweep(
         raise Exit(options.FAILED)
 
 
-def _planned(config: SweepConfig) -> SweepConfig:
-    """For a dry run: models whose weights are not here are planned by their shapes, not fetched."""
+def _planned(*configs: SweepConfig) -> list[SweepConfig]:
+    """For a dry run: models whose weights are not here are planned by their shapes, which is told,
+    and not fetched.
+    """
     from workbench.models.registry import DUMMY, is_here
 
-    away: dict[str, Any] = {}
-    for role in ("llm", "prm"):
-        name = getattr(config, role)
+    names = dict.fromkeys(name for each in configs for name in (each.llm, each.prm))
+    plan_by = {name: name for name in names}
+    for name in names:
         if not name.startswith(DUMMY) and not is_here(name):
-            away[role] = f"{DUMMY}{name}"
-    return replace(config, **away)
+            plan_by[name] = f"{DUMMY}{name}"
+            told = f"{name} is not on this disk yet, and planned by its shapes."
+            terminal().print(told, markup=False)
+    return [replace(each, llm=plan_by[each.llm], prm=plan_by[each.prm]) for each in configs]
 
 
 def _print_preview(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> Preview:
     """The dry run of a sweep: its runs, the shares that fit, the expected time."""
     from workbench.experiments.study import preview
 
-    planned = _planned(config)
-    for role in ("llm", "prm"):
-        if getattr(planned, role) != getattr(config, role):
-            told = f"{getattr(config, role)} is not on this disk yet, and planned by its shapes."
-            terminal().print(told, markup=False)
-    found = preview(planned, runs, **how)
+    found = preview(config, runs, **how)
     rows = found.runs.assign(minutes=(found.runs["expected_s"] / 60).round(1))
     pairs = zip(rows["lacks_bytes"], rows["status"])
     rows["status"] = [f"lacks {format_size(n)}" if n else status for n, status in pairs]

@@ -165,8 +165,8 @@ class WorkClock:
     ) -> tuple[list[RequestOutput], float, range]:
         """Step an engine until it has no request: outputs, seconds, and its rows in the trace.
 
-        follow: told each step's outputs, upon which it may queue more. What was spent outside
-        recorded steps becomes a bookkeeping span.
+        follow: told each step's outputs, upon which it may queue more, or raise: the rest is then
+        the caller's to abort. What was spent outside recorded steps becomes a bookkeeping span.
         """
         rows = self._recorder.step_rows
         outputs: list[RequestOutput] = []
@@ -412,7 +412,9 @@ class Rounds:
         self._scoring[self.prm.queue(request, tag)] = (search, request)
 
     def _ask_verdicts(self, outputs: Iterable[RequestOutput]) -> None:
-        """Ask for the verdict on each critique that is whole, while its blocks are in the cache."""
+        """Ask for the verdict on each critique that is whole, while its blocks are in the cache. As
+        of samples, the first request that fails ends the round.
+        """
         for output in outputs:
             search, request = self._scoring.get(output.request_id, (None, None))
             if search is None or request is None:
