@@ -1,7 +1,8 @@
 """The README holds: its code runs, its links lead somewhere, its numbers are those of the records.
 
-`python tests/test_readme.py` writes anew what stands between the README's markers, and those tables
-of every record in reports/bench/RESULTS.md, from the rows of the committed figures and the records.
+`python tests/test_readme.py` writes anew what stands between the markers of the README and of
+reports/README.md, and all of reports/bench/RESULTS.md, from the rows of the committed figures and
+the records.
 """
 
 import json
@@ -37,6 +38,7 @@ from workbench.replay.workload import IN_FLIGHT
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+REPORTS = ROOT / "reports" / "README.md"
 RESULTS = ROOT / "reports" / "bench" / "RESULTS.md"
 MARKERS = ("<!-- results: written by tests/test_readme.py -->", "<!-- end of results -->")
 IN_SHORT = ("<!-- in short: written by tests/test_readme.py -->", "<!-- end of in short -->")
@@ -110,7 +112,7 @@ LABELS = {
         "reenact_events_identical": "every share's run has exactly the replay's events",
     },
 }  # fmt: skip
-"""What the README shows of a record a line each, and what it calls these rows."""
+"""What reports/README.md shows of a record a line each, and what it calls these rows."""
 ENGINE = {
     "ours": "={}",
     "transformers": "{}",
@@ -121,6 +123,7 @@ ENGINE = {
     "llama.cpp's fastest": "{}@llama.cpp-*",
     "torch's products": "{}@products",
 }
+IN_README = ("ours", "transformers", "vLLM", "vLLM bf16", "llama.cpp's fastest")
 SYSTEMS = {
     "problems_per_min": "problems a minute",
     "tokens": "tokens generated a problem",
@@ -145,9 +148,9 @@ GRIDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
          "llama.cpp, Q4_0": "{}@llama.cpp"},
     ),
 }  # fmt: skip
-"""What the README shows of a record as a grid: its rows, its columns, and the row of the record at
-both; = shows our value, the others the ratio to the peer."""
-HEADS = {  # of the records that the README shows; RESULTS.md has all
+"""What is shown of a record as a grid: its rows, its columns, and the row of the record at both; =
+shows our value, the others the ratio to the peer."""
+HEADS = {  # of the records that reports/README.md shows; RESULTS.md has all
     "engine_smollm2": "**One engine**, SmolLM2-135M.",
     "search": "**Search** on the embedded pair.",
     "search_systems": "**Whole systems** on SmolLM2-135M in both roles.",
@@ -165,7 +168,7 @@ READING = (
     "numbers: the least and the most. Contenders in float32 unless named otherwise; *same file*: "
     "the same GGUF; *torch's products*: a step's matrix products alone by torch, no attention; "
     "*beside a busy process*: another process keeps one core busy; what each was given, and its "
-    "rates: [RESULTS.md](reports/bench/RESULTS.md)."
+    "rates: [RESULTS.md](bench/RESULTS.md)."
 )
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
@@ -275,11 +278,7 @@ def beside(row: dict[str, Any]) -> str:
 
 def heading(found: dict[str, Any]) -> str:
     """What was run on which machine, with what, at which commit."""
-    machine, software, mode = found["machine"], found["versions"], found["mode"]
-    sizes = f"{counted(machine['cores'], 'core')}, {counted(machine['threads'], 'thread')}"
-    isa = "" if machine["gpu"] else f", {found['isa'].upper()}"
-    where = f"{machine['gpu'] or machine['cpu']}, {sizes}{isa}"
-    with_ = f"Python {software['python']}, torch {software['torch']}"
+    machine, mode = found["machine"], found["mode"]
     seeds = f", {mode['seeds']} seeds" if mode.get("seeds") else ""
     if seeds and "problems_in_flight" in mode:
         seeds = f", {mode['problems']} problems, {mode['problems_in_flight']} in flight{seeds}"
@@ -296,7 +295,16 @@ def heading(found: dict[str, Any]) -> str:
     chosen = "".join(f" --{name} {value}" for name, value in given.items())
     what = f"`workbench bench {found['bench']}{chosen}`{seeds}"
     what += "" if mode.get("complete", True) else " (broken off)"
-    return f"{what}, on {where}; {with_}; {mark(found)}."
+    return f"{what}, on {place(found)}."
+
+
+def place(found: dict[str, Any]) -> str:
+    """Machine, versions and commit of a record."""
+    machine, software = found["machine"], found["versions"]
+    sizes = f"{counted(machine['cores'], 'core')}, {counted(machine['threads'], 'thread')}"
+    isa = "" if machine["gpu"] else f", {found['isa'].upper()}"
+    with_ = f"Python {software['python']}, torch {software['torch']}"
+    return f"{machine['gpu'] or machine['cpu']}, {sizes}{isa}; {with_}; {mark(found)}"
 
 
 def found_rows(found: dict[str, Any], keys: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -325,7 +333,7 @@ def over_settings(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def table(name: str, found: dict[str, Any], every: bool = False) -> list[str]:
-    """A record as heading and Markdown table: the rows that the README shows, or every one."""
+    """A record as heading and Markdown table: the rows of LABELS, or every one."""
     mode, rows = found["mode"], {row["name"]: row for row in found["rows"]}
     lines = [heading(found), "", "| | value | compared with | spread |", "|---|---|---|---|"]
     labels = LABELS.get(name, {})
@@ -344,9 +352,13 @@ def table(name: str, found: dict[str, Any], every: bool = False) -> list[str]:
     return [*lines, "", *told]
 
 
-def grid(name: str, found: dict[str, Any]) -> list[str]:
-    """One record as its heading and a Markdown grid, without columns of absent peers."""
+def grid(name: str, found: dict[str, Any], short: bool = False) -> list[str]:
+    """One record as its heading and a Markdown grid, without columns of absent peers. short: the
+    rows and columns of the README.
+    """
     works, columns = GRIDS[name]
+    if short:
+        works, columns = PEERED, {column: columns[column] for column in IN_README}
     keys = {key.format(work).strip("=") for work in works for key in columns.values()}
     rows = found_rows(
         found, keys & ({row["name"] for row in found["rows"]} | {k for k in keys if "*" in k})
@@ -404,14 +416,31 @@ def left_of_the_gain(rows: dict[str, Any], mode: dict[str, Any]) -> str:
     )
 
 
+def compared(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the identity record that compare a setting with the first."""
+    base = found["rows"][0]["name"].partition("@")[2]
+    rows = (row for row in found["rows"] if row["name"].startswith("identical@"))
+    return [row for row in rows if row["name"] != f"identical@{base}"]
+
+
+def identity_in_short(found: dict[str, Any]) -> str:
+    """How many settings gave the same search, and how much of it `transformers` gives."""
+    others, told = compared(found), {row["name"]: row for row in found["rows"]}
+    same = sum(row["value"] == 1 for row in others)
+    beside = [told[f"same@transformers,{how}"] for how in ("sampled", "greedy")]
+    least = min(row["value"] for row in beside)
+    return (
+        f"in {same} of {len(others)} further settings all {others[0]['repeats']:,} nodes have the "
+        f"tokens and scores of the first; {least:.0%} of {beside[0]['repeats']:,} have those of a "
+        "search over `transformers`"
+    )
+
+
 def identity(found: dict[str, Any]) -> list[str]:
     """The identity record in one sentence."""
     rows, model = found["rows"], found["mode"]["llm"]
     chosen = "" if model.startswith("tiny-") else f" --model {model}"
-    base, *_ = (r["name"].partition("@")[2] for r in rows)  # the first setting
-    others = [
-        r for r in rows if r["name"].startswith("identical@") and r["name"] != f"identical@{base}"
-    ]
+    others = compared(found)
     same = sum(r["value"] == 1 for r in others)
     preempted = sum(r["value"] for r in rows if r["name"].startswith("preemptions@"))
     partial = sum(",partial" in r["name"] for r in others)
@@ -543,18 +572,11 @@ def policies() -> list[str]:
             )
         lines.append(f"| {' | '.join(cells)} |")
     same = rows.loc[rows["metric"] == "same", "value"] == 1
-    far = table_of("optimisation_replayed").query("metric == 'tokens_per_s'")
-    told = []
-    for budget, own in far.groupby("budget"):
-        plain = own[(own["policy"] == "static") & (own["technique"] == "none")]["value"].max()
-        flows = own[own["policy"] == "marginal_value"].set_index("technique")
-        flows = flows[["value", "low", "high"]].loc[["none", "all"]] / plain
-        ratios = ["{:.2f}x ({:.2f} to {:.2f})".format(*row) for row in flows.to_numpy()]
-        told.append(f"{' and '.join(ratios)} at {budget:g} W")
     return [
-        "**Two models in one memory** on the embedded pair (notebook 08; W: [Terms](#terms)): "
-        "times the throughput of the best static split tried, with its 95 % interval. *All "
-        "techniques* are the four of [One memory for both models](#one-memory-for-both-models).",
+        "**Two models in one memory** on the embedded pair (notebook 08; W: "
+        "[Terms](../README.md#terms)): times the throughput of the best static split tried, with "
+        "its 95 % interval. *All techniques* are the four of [One memory for both "
+        "models](../README.md#one-memory-for-both-models).",
         "",
         f"{' '.join(origin['parameters']['provenance'].splitlines()[1:-1])} Commit "
         f"{origin['git']['commit'][:12]}.",
@@ -563,9 +585,23 @@ def policies() -> list[str]:
         "",
         f"In {same.sum()} of {len(same)} settings every node has the tokens and the score that it "
         "has with memory uncapped. On 1B + 8B, replayed, the default policy alone and with all "
-        f"techniques that can be replayed: {', '.join(told)}.",
+        f"techniques that can be replayed: {policy_gains('optimisation_replayed')}.",
         "",
     ]
+
+
+def policy_gains(figure: str) -> str:
+    """Of each budget, times the best static split's throughput: the default policy's, alone and
+    with all techniques.
+    """
+    told = []
+    for budget, own in table_of(figure).query("metric == 'tokens_per_s'").groupby("budget"):
+        plain = own[(own["policy"] == "static") & (own["technique"] == "none")]["value"].max()
+        flows = own[own["policy"] == "marginal_value"].set_index("technique")
+        flows = flows[["value", "low", "high"]].loc[["none", "all"]] / plain
+        ratios = ["{:.2f}x ({:.2f} to {:.2f})".format(*row) for row in flows.to_numpy()]
+        told.append(f"{' and '.join(ratios)} at {budget:g} W")
+    return ", ".join(told)
 
 
 def strategies() -> list[str]:
@@ -585,7 +621,6 @@ def strategies() -> list[str]:
             for row in each.sort_values("n").itertuples()
         ]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    best = [f"n = {n}: {line}" for n, line in ranked_strategies(rows)["all levels"].items()]
     most = own[own["n"] == own["n"].max()].set_index("strategy")["prm_thrash"]
     again, often = "", most[most >= RARE_EVENTS]
     if len(often):
@@ -603,12 +638,18 @@ def strategies() -> list[str]:
         "",
         *lines,
         "",
-        f"Most accurate, compared problem by problem: {'; '.join(best)}. Of all that sample no "
-        f"more tokens, from few to many: {most_accurate_for(rows, 'tokens')}.",
+        f"{most_accurate(rows)} Of all that sample no more tokens, from few to many: "
+        f"{most_accurate_for(rows, 'tokens')}.",
         "",
         f"{harder_in_words(rows)}.",
         "",
     ]
+
+
+def most_accurate(rows: pd.DataFrame) -> str:
+    """The strategy that is right most often with each number of beams."""
+    best = [f"n = {n}: {line}" for n, line in ranked_strategies(rows)["all levels"].items()]
+    return f"Most accurate, compared problem by problem: {'; '.join(best)}."
 
 
 def mechanisms() -> list[str]:
@@ -638,8 +679,83 @@ def mechanisms() -> list[str]:
     ]
 
 
+def headlines() -> str:
+    """All that stands between the README's markers of results: a finding a row."""
+    found = records()
+    rows = {name: {row["name"]: row for row in record["rows"]} for name, record in found.items()}
+
+    def times(record: str, name: str) -> str:
+        row = rows[record][name]
+        return f"{row['ratio']:.2f}x {within(row) if row['repeats'] > 1 else ''}".strip()
+
+    def machine(found: dict[str, Any]) -> str:
+        stale = "; **stale**" if "**" in mark(found) else ""
+        return f"{found['machine']['gpu'] or found['machine']['cpu']}; {software(found)}{stale}"
+
+    def software(found: dict[str, Any]) -> str:
+        return f"torch {found['versions']['torch']}; commit {found['git']['commit'][:9]}"
+
+    def figure(name: str) -> str:
+        origin = origin_of(name)
+        return f"{describe(origin['machine'])}; {software(origin)}"
+
+    peer = "problems_per_min@search-and-learn"
+    right = rows["search_systems_tiny"]["accuracy@search-and-learn"]
+    error, decode = rows["replay"][WHOLE_REPEATS], rows["gpu/engine-1b"]["decode_b16"]
+    best = rows["gpu/reenact"]["reenact_best_over_worst"]
+    told = {
+        "the original: problems a minute, times Search and Learn's own code's, SmolLM2-135M in "
+        "both roles": (times("search_systems", peer), "search_systems"),
+        "the same, times our rounds' over two vLLM servers": (
+            times("search_systems", "problems_per_min@vllm-both"), "search_systems",
+        ),
+        "the original, embedded pair": (
+            f"{times('search_systems_tiny', peer)}, {right['value']:.3f} of the answers right to "
+            f"its {right['peer_value']:.3f}", "search_systems_tiny",
+        ),
+        "same tokens whatever the memory split, batch, policy": (
+            identity_in_short(found["identity"]), "identity",
+        ),
+        "what beam search gains, embedded pair": (
+            left_of_the_gain(rows["search"], found["search"]["mode"]), "search",
+        ),
+        "strategies (notebook 11)": (
+            most_accurate(table_of("search_strategies")), figure("search_strategies"),
+        ),
+        "a policy in the place of a split (notebook 08): throughput, times the best static "
+        "split's; the default policy alone and with all techniques": (
+            policy_gains("optimisation"), figure("optimisation"),
+        ),
+        "the same, 1B + 8B": (policy_gains("optimisation_replayed"), "replayed"),
+        "a replay's throughput beside the measured": (
+            f"{100 * error['value']:.1f} % off in the mean over settings; every event of the "
+            "caches the same", "replay",
+        ),
+        "one engine on a GPU: 16 sequences, Llama 3.2 1B's shapes": (
+            f"{times('gpu/engine-1b', 'decode_b16')} the tokens/s of `transformers`; "
+            f"{decode['share_of_ceiling']:.0%} of what the GPU could do", "gpu/engine-1b",
+        ),
+        "five splits of a search by 1B + 8B on a GPU": (
+            f"the best made {best['value']:.2f} times the tokens/s of the worst; the replay had "
+            f"said {best['peer_value']:.2f}", "gpu/reenact",
+        ),
+    }  # fmt: skip
+    return "\n".join([
+        "",
+        "**One engine**, SmolLM2-135M on a CPU: ours in tokens/s, and times the peer's, on the "
+        "same threads in turn. Ours and *vLLM* compute in float32; ours reads weights of 4 bits.",
+        "",
+        *grid("engine_smollm2", found["engine_smollm2"], short=True),
+        "| what | found | on |",
+        "|---|---|---|",
+        *(f"| {what} | {finding} | {machine(found[on]) if on in found else on} |"
+          for what, (finding, on) in told.items()),
+        "",
+    ])  # fmt: skip
+
+
 def results() -> str:
-    """All that stands between the README's markers of results."""
+    """All that stands between the markers of reports/README.md."""
     found = records()
     lines = [*split(), READING, ""]
     for name, head in HEADS.items():
@@ -662,16 +778,17 @@ def every_result() -> str:
     return "\n".join(lines)
 
 
-def parts(markers: tuple[str, str] = MARKERS) -> tuple[str, str, str]:
-    """The README before, between and after two markers."""
-    before, rest = (tree() / "README.md").read_text().split(markers[0])
+def parts(page: Path, markers: tuple[str, str] = MARKERS) -> tuple[str, str, str]:
+    """A page before, between and after two markers."""
+    before, rest = (tree() / page.relative_to(ROOT)).read_text().split(markers[0])
     return before, *rest.split(markers[1])
 
 
 def test_the_numbers_are_those_of_the_records() -> None:
-    """No number of the results stands in the README that a committed record does not hold."""
-    assert parts()[1].strip() == results().strip(), "run: python tests/test_readme.py"
-    assert parts(IN_SHORT)[1].strip() == in_short()
+    """No number of the results stands on these pages that a committed record does not hold."""
+    assert parts(README)[1].strip() == headlines().strip(), "run: python tests/test_readme.py"
+    assert parts(README, IN_SHORT)[1].strip() == in_short()
+    assert parts(REPORTS)[1].strip() == results().strip()
     assert (tree() / "reports/bench/RESULTS.md").read_text() == every_result()
 
 
@@ -780,7 +897,11 @@ def test_the_tour_runs(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for (first, last), text in ((MARKERS, results()), (IN_SHORT, in_short())):
-        head, _, tail = parts((first, last))
-        README.write_text(f"{head}{first}\n{text}\n{last}{tail}")
+    for page, markers, text in (
+        (README, MARKERS, headlines()),
+        (README, IN_SHORT, in_short()),
+        (REPORTS, MARKERS, results()),
+    ):
+        head, _, tail = parts(page, markers)
+        page.write_text(f"{head}{markers[0]}\n{text}\n{markers[1]}{tail}")
     RESULTS.write_text(every_result())
