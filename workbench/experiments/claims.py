@@ -311,8 +311,15 @@ def eviction_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
     parts = (again[end] - again[best.index]) / (walls[end] - best)
     low, high, part = parts.min(), parts.max(), part[end]
     more = walls[end] / best.max() - 1, walls[end] / best.min() - 1
+    sure, rates = "", split[split["metric"] == "tokens_per_s"]
+    if len(rates):
+        speed = rates.set_index("llm_share")
+        slower_by = 1 / speed.loc[end, ["ratio", "ratio_high", "ratio_low"]].astype(float) - 1
+        sure = "; against {:.2f} {:+.0%} [{:+.0%}, {:+.0%}]".format(
+            nearest_to_thesis(speed.index), *slower_by
+        )
     number = (
-        f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside {same}; "
+        f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside {same}{sure}; "
         f"recomputing what was evicted is {part:.0%} of its time there, "
         f"{reach(low, high, '.0%')} of the slow-down"
     )
