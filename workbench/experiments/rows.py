@@ -391,8 +391,7 @@ def ablation_rows(study: Study) -> pd.DataFrame:
     whole: of the first; same: part of the nodes that are those of the setting before, or beside;
     finishes and stops: accuracy of the last two at a depth limit; finishing: what the first of them
     has more, problem by problem, where no answer changed within the bound of a rate that is never
-    seen. queued: whether the gain is of
-    the longer queue.
+    seen. queued: whether the gain is of the longer queue.
     """
     noise, problems = study.noise, study.table("problems").assign(sixty=60.0)
     rows: list[Row] = []
