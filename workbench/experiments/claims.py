@@ -121,11 +121,11 @@ def critiques_in_words(rows: pd.DataFrame) -> str:
     apart = peaks["low"].max() > peaks["high"].min()
     return (
         f"With critiques the search is {most['scores'] / most['critiques']:.1f} times slower, each "
-        f"at its best share. That is {best[0]} with critiques and {best[1]} scoring at once, so "
-        f"{'it moves' if apart else 'no move is shown'}. Within 2 % of the best are "
+        f"at its best share. The best share is {best[0]} with critiques and {best[1]} scoring at "
+        f"once, so {'it moves' if apart else 'no move is shown'}. Within 2 % of the best are "
         f"{listed(rate.index[near['critiques']])} with critiques, "
-        f"{listed(rate.index[near['scores']])} scoring at once, of {len(rate)} shares tried; lost "
-        f"to the best is {' and '.join(ends)}"
+        f"{listed(rate.index[near['scores']])} scoring at once, of {len(rate)} shares tried; "
+        f"against the best are lost {' and '.join(ends)}"
     )
 
 
@@ -162,7 +162,7 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     on = f"what is called a peak: 0.3 is one of several shares that {several}"
     if not inside:
         end = shares.max() if peak["high"] >= shares.max() else shares.min()
-        on = f"whether a model is short of room at {end:.2f}, as none is shown to be here"
+        on = f"whether a model is short of room at {end:.2f}; here none is shown to be"
     return _judged("C1", covers and inside and narrow, not covers, number, on)
 
 
@@ -236,12 +236,12 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
     if len(rare):
         found = (
             f"Thrashing is rare at LLM shares of {listed(rare.index)}, with at most "
-            f"{rare['value'].max():.1f} events in 1,000 look-ups and {rare['cost'].max():.0%} of "
+            f"{rare['value'].max():.1f} events in 1,000 look-ups and {rare['cost'].max():.1%} of "
             "the time spent on computing again what was evicted"
         )
     often = [
         f"{listed(own.index)} (the {str(engine).upper()} up to {own['value'].max():.0f} in 1,000 "
-        f"look-ups, {own['cost'].max():.0%} of the time)"
+        f"look-ups, {own['cost'].max():.1%} of the time)"
         for engine, own in common.groupby("engine")
     ]
     found += f"; it is common at {' and at '.join(often)}" if often else ""
@@ -506,9 +506,11 @@ def harder_in_words(rows: pd.DataFrame) -> str:
         f"{rows['n'].min()} to {rows['n'].max()} accuracy, a mean over strategies, gains "
         f"{said[drawn.EASIER]} at {drawn.EASIER}, from {start[drawn.EASIER]:.2f}, and "
         f"{said[drawn.HARDER]} at {drawn.HARDER}, from {start[drawn.HARDER]:.2f}: "
-        f"{said['all levels']} more there; were the levels drawn by lot, a difference as large "
-        f"would come with a probability of {more['chance']:.3f}. That is in points: of the answers "
-        f"that were wrong about {righted[drawn.EASIER]:.0f} % are right then at {drawn.EASIER} and "
+        f"{said['all levels']} more there, by the interval, and a probability of "
+        f"{more['chance']:.3f} that levels drawn by lot differ as much; it counts as shown where "
+        "the interval leaves out 0 and the probability is below 0.05. These are differences of "
+        f"accuracy; in proportion, of the answers that were wrong about "
+        f"{righted[drawn.EASIER]:.0f} % are right then at {drawn.EASIER} and "
         f"{righted[drawn.HARDER]:.0f} % at {drawn.HARDER}, net of right ones that are lost"
     )
 

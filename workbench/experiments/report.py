@@ -157,7 +157,7 @@ def split_numbers(drawn: Drawn) -> Named:
     apart = judged.counted_apart(splits[TINY])
     for part in ("recomputed_evicted", "recomputed_partial", "bookkeeping"):
         spent, short = judged.time_spent(lost, part), part.removeprefix("recomputed_")
-        found[f"mid{short.capitalize()}"] = percent(spent[middle])
+        found[f"mid{short.capitalize()}"] = percent(spent[middle], 1)
         reach = sensitivity.reach(100 * spent.min(), 100 * spent.max(), ".0f")
         found[f"{short}Reach"] = f"{reach} %"
     low = max(own["low"] for _, own, _ in reads.values())  # of where all peaks lie
@@ -248,9 +248,14 @@ def cache_numbers(drawn: Drawn) -> Named:
 
 def critique_numbers(drawn: Drawn) -> Named:
     """What a PRM that writes does to the split."""
-    rows, told = drawn.folder / "critiques_replayed.parquet", drawn.parameters("critiques_replayed")
+    told = drawn.parameters("critiques_replayed")
+    rows = pd.read_parquet(drawn.folder / "critiques_replayed.parquet")
+    own = rows[rows["kind"] == "scores"].set_index("metric")
+    rates = own.loc["problems_per_min"].set_index("llm_share")["ratio"].sort_index()
     return {
-        "critiquesTold": judged.critiques_in_words(pd.read_parquet(rows)),
+        "critiquesBest": f"{own.at['peak_share', 'value']:.2f}",
+        "critiquesLow": f"{percent(1 - rates.iloc[0])} is lost at {rates.index[0]:.2f}",
+        "critiquesTold": judged.critiques_in_words(rows),
         "critiquesPair": f"{told['llm']} and {told['prm']} in {told['total_memory']}",
         "critiquesMedian": f"{workload.CRITIQUE_MEDIAN:.0f}",
     }
@@ -263,7 +268,8 @@ def block_numbers(drawn: Drawn) -> Named:
         ends = [drawn.rows(figure, rung) for figure in ("prm_blocks_030", "prm_blocks_050")]
         for end, own in zip(("Mid", "High"), ends):
             took, gave, again = own[["allocated", "evicted", "thrashed"]].sum()
-            found[f"{name}{end}Blocks"] = f"{gave:,} of {took:,}, {again:,} asked for again"
+            told = f"{gave:,} of {took:,} (of those {again:,} asked for again)"
+            found[f"{name}{end}Blocks"] = told
             found[f"blocks{end}Share"] = f"{own['llm_share'].iloc[0]:.2f}"
         found[f"{name}Need"] = f"{needs[rung]:.2f}"
     return found
@@ -488,8 +494,8 @@ def missing_numbers(drawn: Drawn) -> Named:
     most = list(change.index[change > change.max() - 0.005])  # which read the same
     told = table["told"].str.partition("; plateau")[0].get(most[0], "") if most else ""
     if len(most) > 1:
-        told = "a setting of each changes what is lost at an end or at 0.3 by "
-        told += f"{100 * change.max():.0f} points"
+        told = "for each of them some setting changes what is lost at an end or at 0.3 by "
+        told += f"{100 * change.max():.0f} percentage points"
     return {
         "farInFlight": f"{base['asked']['in_flight']}",
         "farDepth": sensitivity.Base(rounds=base["rounds"]).depth,
@@ -527,7 +533,7 @@ def claim_numbers(drawn: Drawn) -> Named:
 def spoken(claim: judged.Claim) -> str:
     """The verdict as a sentence goes on: holds, fails, depends on the share."""
     on = claim.number.partition("; it ")[2].partition(":")[0]
-    found = {judged.DEPENDS: on, judged.UNTESTED: "was not tested"}
+    found = {judged.DEPENDS: on, judged.UNTESTED: "could not be tested"}
     return found.get(claim.verdict, claim.verdict)
 
 

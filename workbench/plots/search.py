@@ -51,12 +51,13 @@ STRATEGIES = {
     "particle_filter": Style("particle filter", theme.BLACK, "solid", "cross"),
 }
 _STRATEGIES_CAPTION = (
-    "Accuracy of each search strategy over the tokens that it samples for a problem (left; drawn "
-    "up to a quarter aside, since most sample alike) and over seconds, those of the one machine "
-    "named with the runs (right). A line leads from few beams to many, a grey one without a "
-    "search. A round's seconds are divided evenly, so what is sampled "
-    "in one round has none by level. Bars: 95 % intervals (Wilson) of as many trials as there are "
-    "problems; differences between strategies, on the same ones, are surer."
+    "Accuracy of each search strategy over the tokens that it samples for a problem (left; shifted "
+    "by up to a quarter, so that markers of strategies that sample as many do not overlap) and "
+    "over seconds, those of the one machine named with the runs (right). A line leads from few "
+    "beams to many, a grey one without a search. A round's seconds are divided evenly among its "
+    "problems, so strategies of a single round have none by level. Bars: 95 % intervals (Wilson) "
+    "of as many trials as there are problems; differences between strategies, on the same ones, "
+    "are surer."
 )
 ASIDE = 1.06  # times what is drawn at the same place, from strategy to strategy
 _TREE_CAPTION = (
