@@ -291,6 +291,12 @@ def test_what_passes_is_asked_again_and_answered_once(trouble, kind):
         assert not engine.has_work
 
 
+def test_an_empty_key_is_none():
+    """As of WORKBENCH_API_KEY= before a command."""
+    with served(Fake(fine("vllm")), api_key="") as engine:
+        assert engine.generate([[1, 2, 3]], FOUR)[0].token_ids == (5, 6, 7, 8)
+
+
 @pytest.mark.parametrize("root", ["folder", None])
 def test_another_name_of_the_same_model_may_answer(root):
     """As vLLM does, by the first of --served-model-name; where the files are told to be one."""

@@ -10,6 +10,7 @@ import socket
 import ssl
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import filter_repo_objects
 
 from tests.models.gguf_making import random_tensors, write_gguf
 from workbench.errors import ModelError
@@ -205,6 +207,22 @@ FAILURES = [
     (ssl.SSLError(1, "CERTIFICATE_VERIFY_FAILED"), UNREACHED),
     (RuntimeError("Connection reset by peer (os error 104)"), UNREACHED),
 ]
+
+
+def test_a_second_copy_of_the_weights_is_not_fetched(tmp_path, monkeypatch) -> None:
+    """Mistral's repositories hold one beside the shards, others one for another runtime."""
+    how: dict[str, Any] = {}
+
+    def snapshot(_: str, **given: object) -> str:
+        how.update(given)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    find_model("owner/name")
+    files = ["config.json", *SHARDS, "consolidated.safetensors", "onnx/model.safetensors"]
+    patterns = {name: how[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert [*filter_repo_objects(files, **patterns)] == files[:3]
 
 
 @pytest.mark.parametrize(("error", "message"), FAILURES, ids=lambda value: type(value).__name__)

@@ -1,5 +1,7 @@
 """Answers are read from the last box, compared as mathematics, and voted on."""
 
+import os
+import resource
 import sys
 import time
 from itertools import combinations
@@ -126,12 +128,27 @@ def test_what_takes_for_ever_is_told_apart_in_time_and_the_next_is_compared():
     assert proofs("x+1", "1+x+0")
 
 
+def test_answers_are_compared_however_many_files_are_open():
+    """As in a server of a thousand connections."""
+    soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"no more than {hard} files may be open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1050)]
+    try:
+        assert Proofs()("x+1", "1+x+0")
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_proof_that_is_interrupted_spoils_no_other(monkeypatch):
     """Ctrl-C, and then what was answered by then is compared: not by what comes late."""
     proofs = Proofs()
     assert proofs("x+1", "1+x+0")
     with monkeypatch.context() as patch:
-        patch.setattr("select.select", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr("workbench.search.answers.wait", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             proofs("2x", "3x")
     assert proofs("x+1", "0+x+1")

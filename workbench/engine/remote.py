@@ -53,7 +53,7 @@ class Connection:
 
     def __init__(self, url: str, key: str | None, in_flight: int, timeout: float) -> None:
         self.url, self._timeout = url, timeout
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=in_flight)
         self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=None)
         self._places = asyncio.Semaphore(in_flight)

@@ -212,7 +212,8 @@ def from_hub(hub_id: str, files: tuple[str, ...]) -> Path:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError  # noqa: PLC0415
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(files)))
+        others = ["*/*", "consolidated*"]  # copies of the weights, which nothing here reads
+        return Path(snapshot_download(hub_id, allow_patterns=list(files), ignore_patterns=others))
     except Exception as error:  # whatever the hub's library, the network or the disk raised
         failed = error
     page, tokens = f"https://huggingface.co/{hub_id}", "https://huggingface.co/settings/tokens"

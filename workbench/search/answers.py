@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import re
-import select
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from multiprocessing.connection import wait
 from statistics import fmean
 from typing import Any
 
@@ -197,7 +197,7 @@ class Proofs:
         try:
             process.stdin.write(f"{json.dumps(pair)}\n")
             process.stdin.flush()
-            there, _, _ = select.select([process.stdout], [], [], seconds)
+            there = wait([process.stdout], seconds)  # select refuses the 1,024th open file
             line = process.stdout.readline() if there else ""
         except BrokenPipeError:
             line = ""
