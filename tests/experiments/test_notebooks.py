@@ -47,6 +47,14 @@ def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_pa
         notebooks.notebook_files(None, tmp_path / "nowhere")
 
 
+def test_the_notebooks_themselves_are_not_written_over(tmp_path):
+    file = notebook(tmp_path / "nb", "01_a", "print(1)")
+    before = file.read_bytes()
+    with pytest.raises(ConfigError, match="holds the notebooks themselves"):
+        run_notebooks(None, None, None, tmp_path / "nb", folder=tmp_path / "nb")
+    assert file.read_bytes() == before
+
+
 def test_parameters_reach_a_notebook_progress_is_text_an_old_failure_goes(tmp_path, monkeypatch):
     monkeypatch.setenv("PLOTLY_RENDERER", "browser")
     monkeypatch.delenv("TQDM_MININTERVAL", raising=False)

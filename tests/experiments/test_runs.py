@@ -145,6 +145,15 @@ def test_runs_arrive_as_they_left_and_a_second_time_change_nothing(
     assert not (there / name).exists()
 
 
+def test_runs_of_a_light_archive_are_compared_but_for_their_nodes(tmp_path):
+    for share in (0.3, 0.5):
+        store_fake(tmp_path / "here", replace(SPEC, llm_share=share))
+    run_store.export_runs(tmp_path / "here", tmp_path / "a.tar", light=True)
+    names, _ = run_store.import_runs(tmp_path / "a.tar", tmp_path / "there")
+    found = compare(*(tmp_path / "there" / name for name in names))
+    assert not found.has_nodes and "tokens_per_s" in set(found.differences["metric"])
+
+
 def test_a_light_archive_has_what_each_run_brought_and_says_what_it_lacks(tmp_path, two_runs):
     archive, there = tmp_path / "runs.tar.gz", tmp_path / "there"
     run_store.export_runs(two_runs, archive, light=True)

@@ -43,6 +43,13 @@ def sweep(tmp_path, execute, config=CONFIG, **options):
     return study.run_sweep(config, tmp_path, execute=one_by_one(execute), progress=False, **options)
 
 
+def test_a_place_where_no_run_can_be_kept_is_refused_before_one_is_carried_out(tmp_path):
+    (tmp_path / "file").write_text("")
+    never = one_by_one(lambda spec: pytest.fail("it ran"))
+    with pytest.raises(RunStoreError, match="No run can be kept"):
+        study.run_sweep(sweep_config("quick"), tmp_path / "file", execute=never, progress=False)
+
+
 def test_every_run_once_and_never_again(tmp_path):
     execute = Counting()
     first = sweep(tmp_path, execute)

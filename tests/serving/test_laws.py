@@ -1,6 +1,7 @@
 """The server's law: whatever clients, clocks and steps do, each request ends once, wholly."""
 
 import asyncio
+import heapq
 import json
 import random
 import shutil
@@ -25,7 +26,7 @@ from workbench.core import Sequence as EngineSequence
 from workbench.errors import StepError
 from workbench.models.registry import EMBEDDED
 from workbench.serving import searches, server
-from workbench.serving.engines import Job, News
+from workbench.serving.engines import EngineThread, Job, News
 from workbench.serving.protocol import ChatRequest, Refused
 from workbench.serving.searches import SearchRun
 
@@ -190,6 +191,19 @@ def test_the_command_serves_and_ends_with_a_signal():
     assert "Traceback" not in process.stderr.read()
 
 
+def test_one_that_waits_long_puts_none_of_its_kind_first():
+    """Guards a request of low priority, beside which later ones would pass every search's."""
+    thread = EngineThread(SimpleNamespace(models=["m"]), dict, 9, print, print)
+    thread.engines = {"m": SimpleNamespace(config=SimpleNamespace(max_num_seqs=1))}
+    kinds = ((9, False), (0, True), (0, False))
+    low, inner, own = (Job("m", [5], print, priority=p, inner=i) for p, i in kinds)
+    thread.submit([low])
+    thread._turn["m"] = 50  # of searches' jobs, which left meanwhile
+    thread.submit([inner])
+    thread.submit([own])
+    assert heapq.heappop(thread._waiting["m"])[-1] is inner
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path, capsys):
     """Its error in one block, status 2; a bad choice of models or options likewise, before that."""
     folder = shutil.copytree(EMBEDDED / "tiny-solver", tmp_path / "broken")
@@ -201,6 +215,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path, capsys):
         (["tiny-solver", "--memory", "512KiB"], "one request"),
         (["tiny-solver", "--set", "max_seqs=3"], "max_seqs"),
         (["tiny-solver", "--timeout", "0"], "timeout"),
+        (["tiny-solver", "--set", "device=cuda:99"], "CUDA device"),
     ):
         assert main(["serve", *words, "--port", "0"]) == 2
         shown = capsys.readouterr().err

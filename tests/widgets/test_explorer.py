@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.experiments import test_batching
-from tests.experiments.fakes import store_fake
+from tests.experiments.fakes import IDENTITY, store_fake
 from tests.widgets.conftest import HOSTILE
 from workbench.cli import main
 from workbench.errors import ConfigError, RunStoreError
@@ -18,6 +18,7 @@ from workbench.experiments.plans import sweep_config
 from workbench.experiments.rows import balance_rows
 from workbench.experiments.runs import load_runs
 from workbench.experiments.settings import RunSpec
+from workbench.experiments.study import measured_of
 from workbench.widgets import explorer
 
 CONFIGURATION = sweep_config("quick", num_problems=4)
@@ -43,6 +44,15 @@ def test_runs_that_differ_in_share_alone_are_one_pick(found, sweeps):
     assert sorted(len(pick.all_runs) for pick in sweeps) == [2, 3]
     assert len(found) == 2 + 5
     assert [p.shares for p in sweeps if "share 0.2 to 0.5" in p.name] == [[0.2, 0.3, 0.5]]
+
+
+def test_runs_of_other_code_are_a_pick_of_their_own(tmp_path):
+    for code in ("0.1.0", "0.2.0"):
+        store_fake(tmp_path, RunSpec(CONFIGURATION, 0.3, 0), replace(IDENTITY, code=code))
+    picks = explorer.picks(load_runs(tmp_path))
+    both = {name: pick for name, pick in picks.items() if name.startswith("sweep")}
+    assert [len(pick.runs) for pick in both.values()] == [1, 1]
+    assert all("code=0." in name for name in both)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +144,7 @@ def test_a_sweep_and_batching_cells_make_the_balance(found, tmp_path):
     pairs = ((sweep, cells), (cells, sweep))
     one, other = (explorer.explore("balance", *pair) for pair in pairs)
     assert set(one.rows["metric"]) == {"steps_per_busy_s", "waste"}
+    assert one.measured == other.measured == measured_of(sweep.runs.iloc[0])
     pd.testing.assert_frame_equal(one.rows, other.rows)
     with pytest.raises(ConfigError, match="no figure 'balance'"):
         explorer.explore("balance", sweep)

@@ -110,6 +110,8 @@ def run_notebooks(
     known = parameters_of(files, parameters or ())
     given = dict(parameters or {}) | ({"profile": profile} if profile else {})
     place = Path(out_dir or project_root() / "reports" / "notebooks" / (profile or "default"))
+    if place.resolve() in {file.parent.resolve() for file in files}:
+        raise ConfigError(f"{place} holds the notebooks themselves; give another folder.")
     place.mkdir(parents=True, exist_ok=True)
     before = dict(os.environ)
     os.environ.update(BATCH | before | dict(environment or {}))  # for the kernels started within

@@ -238,6 +238,17 @@ class RunStore:
             self.publish(temporary, target)
         _flush(self.root)
 
+    def require_writable(self) -> None:
+        """RunStoreError where no run can be kept, before one is carried out."""
+        probe = self._temporary("probe")
+        try:
+            probe.mkdir(parents=True)
+            probe.rmdir()
+        except OSError as problem:
+            raise RunStoreError(
+                f"No run can be kept in {str(self.root)!r} ({problem}); give another folder."
+            ) from problem
+
     def clear_leftovers(self) -> None:
         """Remove temporary folders of this host's dead processes."""
         for folder in self.root.glob(f"{TEMPORARY}{_host()}+*"):
@@ -459,7 +470,7 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
         raise RunStoreError(
             f"There is no archive {str(source)!r}; give a file that `workbench runs export` wrote."
         )
-    store.root.mkdir(parents=True, exist_ok=True)
+    store.require_writable()
     own = store._temporary("import").name  # clear_leftovers knows it
     with tempfile.TemporaryDirectory(prefix=own, dir=store.root) as scratch:
         _unpack(source, Path(scratch))
@@ -592,7 +603,7 @@ class Comparison:
             work = "Both sides did the same work; their rates differ by the machine's noise alone."
         tokens = "identical" if self.identical else f"different; first: {self.first_difference}"
         if not self.has_nodes:
-            tokens = "not compared, a replay samples none"
+            tokens = "not compared, a light archive keeps none, a replay samples none"
         return work, noise[0].upper() + noise[1:], f"Tokens and scores: {tokens}."
 
     @property
@@ -665,7 +676,9 @@ def compare(a: Folders, b: Folders) -> Comparison:
     alike = len(left) == len(right) == len(problems)
     both = pd.concat([left.assign(side="a"), right.assign(side="b")]).merge(problems[on])
     noise, same_work, rates = _rates(both, pd.concat(sides), keys)
-    left, right = (table(runs, "nodes") for runs in sides)
+    folders = [Path(folder) for runs in sides for folder in runs["folder"]]
+    kept = all((folder / "nodes.parquet").is_file() for folder in folders)
+    left, right = (table(runs, "nodes") if kept else runs[:0] for runs in sides)
     has_nodes = bool(len(left) and len(right))
     parameters = pd.DataFrame({side: _parameters(runs) for side, runs in zip("ab", sides)})
     parameters = parameters.fillna("-").rename_axis("name").sort_index().reset_index()

@@ -166,6 +166,8 @@ def run_study(
             s: at for s, at in zip(specs, found) if at and there[s] in (FINISHED, stored.FAILED)
         }
         todo = {spec: known(spec) for spec in specs if not there[spec]}
+        if todo:
+            store.require_writable()
         for spec, room in [(spec, feasibility(spec)) for spec in todo]:
             if not room.fits:
                 store.write(spec, todo.pop(spec), room)

@@ -132,7 +132,7 @@ class EngineThread(threading.Thread):
             if not inner and len(turns) + len(jobs) > self._max_queue + at_once:
                 full = f"{len(turns)} requests wait for {name}, {len(jobs)} more are too many"
                 raise Refused(503, f"{full}; try again.", code="queue_full")
-            last = max(turns, default=self._turn[name])  # of its kind: then the k-th waits for k
+            last = max([self._turn[name], *turns])  # of its kind: then the k-th waits for k
             for turn, job in enumerate(jobs, last + 1):  # of the other kind at most
                 heapq.heappush(waiting, (job.priority, turn, next(self._numbers), job))
             self._changed.notify()

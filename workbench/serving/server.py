@@ -38,6 +38,7 @@ from workbench.engine.memory import block_shape, device_memory, peak_on
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import MarginalValue, StaticSplit
+from workbench.models.loading import require_device
 from workbench.search.prm import FORMATS, known_format
 from workbench.serving import protocol, searches
 from workbench.serving.engines import CLOSING, EngineThread, Job, News, ServedEngine
@@ -91,7 +92,7 @@ def make_arena(config: ServeConfig, engine: EngineConfig) -> KVArena:
         shares = {name: size / total for name, size in sizes.items()}
         return KVArena(total, shapes, StaticSplit(), shares if len(shares) > 1 else None)
     enough = sum(s.floor_blocks * s.block_bytes for s in shapes) * engine.max_num_seqs
-    by_default = min(enough, device_memory(torch.device(engine.device)) // 4)
+    by_default = min(enough, device_memory(require_device(engine.device)) // 4)
     return KVArena(config.memory or by_default, shapes, MarginalValue())
 
 

@@ -134,7 +134,7 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> dict[str, pd.DataFrame]:
         return {}
     varying = {"llm_share", "seed", "repeat"} | varying | settings.HOW_IT_IS_CARRIED_OUT
     known = [field.name for field in fields(SweepConfig) if field.name in runs]
-    known += ["setting"] * ("setting" in runs)
+    known += [name for name in ("setting", "code") if name in runs]
     keys = runs[[*(name for name in known if name not in varying), "machine"]].map(str)
     keys["role"] = runs["role"].replace({SENTINEL: MEASURE} | dict.fromkeys(CELLS, TIMED))
     groups = [rows for _, rows in runs.groupby([keys[name] for name in keys], sort=False)]
@@ -201,7 +201,7 @@ def explore(
         measured = f"{of_both}\n{of_cells}"
         figure = plots.balance(rows, measured)
         words = f"{searches.name}; {cells.name}: {figure.layout.meta['caption']}"
-        return Drawing(figure, rows, words, {})
+        return Drawing(figure, rows, words, {}, measured=measured_of(searches.runs.iloc[0]))
     make, draw = (OF_SEARCHES | OF_BATCHES)[name]
     for pick in chosen:
         if not pick.shares:
