@@ -313,11 +313,9 @@ def eviction_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
     more = walls[end] / best.max() - 1, walls[end] / best.min() - 1
     sure, rates = "", split[split["metric"] == "tokens_per_s"]
     if len(rates):
-        speed = rates.set_index("llm_share")
-        slower_by = 1 / speed.loc[end, ["ratio", "ratio_high", "ratio_low"]].astype(float) - 1
-        sure = "; against {:.2f} {:+.0%} [{:+.0%}, {:+.0%}]".format(
-            nearest_to_thesis(speed.index), *slower_by
-        )
+        at = rates.set_index("llm_share").loc[end, ["ratio", "ratio_high", "ratio_low"]]
+        base = nearest_to_thesis(rates["llm_share"])
+        sure = "; against {:.2f} {:+.0%} [{:+.0%}, {:+.0%}]".format(base, *(1 / at - 1))
     number = (
         f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside {same}{sure}; "
         f"recomputing what was evicted is {part:.0%} of its time there, "

@@ -250,7 +250,7 @@ def critique_numbers(drawn: Drawn) -> Named:
     """What a PRM that writes does to the split."""
     told = drawn.parameters("critiques_replayed")
     rows = pd.read_parquet(drawn.folder / "critiques_replayed.parquet")
-    own = rows[rows["kind"] == "scores"].set_index("metric")
+    own: Any = rows[rows["kind"] == "scores"].set_index("metric")
     rates = own.loc["problems_per_min"].set_index("llm_share")["ratio"].sort_index()
     return {
         "critiquesBest": f"{own.at['peak_share', 'value']:.2f}",

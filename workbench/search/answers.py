@@ -197,7 +197,8 @@ class Proofs:
         try:
             process.stdin.write(f"{json.dumps(pair)}\n")
             process.stdin.flush()
-            there = wait([process.stdout], seconds)  # select refuses the 1,024th open file
+            # select refuses the 1,024th open file; the stub of wait knows no files
+            there = wait([process.stdout], seconds)  # type: ignore[list-item]
             line = process.stdout.readline() if there else ""
         except BrokenPipeError:
             line = ""
