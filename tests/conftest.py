@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -57,6 +58,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for all tests of a file, as tmp_path is one for each."""
     return tmp_path_factory.mktemp("root")
+
+
+@pytest.fixture
+def says(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a command prints, which ends with this status; of 2 and more, what is wrong."""
+    from workbench.cli import main
+
+    def run(*words: str, status: int = 0) -> str:
+        assert main([*words]) == status
+        shown = capsys.readouterr()
+        return shown.out if status < 2 else shown.err
+
+    return run
 
 
 def printed(program: str, **variables: str) -> str:

@@ -81,9 +81,8 @@ def test_notebooks_carry_no_outputs() -> None:
     for path in tracked("*.ipynb"):
         book = json.loads(path.read_text())
         assert "widgets" not in book["metadata"], path.name
-        left = [
-            k for k, c in enumerate(book["cells"]) if c.get("outputs") or c.get("execution_count")
-        ]
+        run = [c.get("outputs") or c.get("execution_count") for c in book["cells"]]
+        left = [number for number, has in enumerate(run) if has]
         assert not left, f"{path.relative_to(ROOT)}: cells {left} have outputs; run nbstripout"
 
 

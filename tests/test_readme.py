@@ -905,18 +905,13 @@ def test_the_reading_order_is_that_of_the_spine() -> None:
     assert named == spine["spine"]["modules"]
 
 
-def test_make_targets_and_commands_exist() -> None:
+def test_make_targets_and_commands_exist(says) -> None:
     """What the README tells a reader to type exists."""
     text = README.read_text()
     targets = set(re.findall(r"^\s*make (\w+)", text, flags=re.M))
     known = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.M))
     assert targets <= known
-    shown = subprocess.run(
-        [sys.executable, "-c", "from workbench.cli import main; main(['--help'])"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    ).stdout
+    shown = says("--help")
     for command in set(re.findall(r"(?:`|^    )workbench ([a-z][a-z-]+)", text, flags=re.M)):
         assert re.search(rf"^  {command}\b", shown, flags=re.M), command
 

@@ -3,6 +3,7 @@
 import math
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -40,9 +41,8 @@ def recorded() -> Recorder:
     recorder.request("llm", generated, "stop", 1002.0)
     scored = Sequence(5, [1, 2], 2, score=ScoreParams((1,), (7,)), arrival_s=1002.0)
     recorder.request("prm", scored, "score", 1003.0)
-    recorder.node_rows.append(
-        NodeRow("run7", "p1", "0/2", "0", (0, 2), 2, 1, 2, 5, 0.5, True, False, (8, 9))
-    )
+    node = NodeRow("run7", "p1", "0/2", "0", (0, 2), 2, 1, 2, 5, 0.5, True, False, (8, 9))
+    recorder.node_rows.append(node)
     recorder.span("llm", "waiting", 1004.0, 0.5)
     return recorder
 
@@ -133,11 +133,7 @@ def test_a_file_that_is_not_a_whole_one_of_this_schema_is_refused(tmp_path, monk
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
     path = write_table(recorded().steps, tmp_path / "steps.parquet")
     before = path.read_bytes()
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_table(Recorder().steps, path)
     assert path.read_bytes() == before

@@ -171,9 +171,7 @@ def test_rows_say_where_the_time_went_and_who_is_better():
     ours = Measured("", 10.0, 6.0, 3.0, 1000, 110.0, 100.0, 10**9, (), (0.9, 0.8))
     theirs = Measured("v1", 40.0, 10.0, 29.0, 2000, 900.0, 100.0, 4 * 10**9, (), (0.5, 0.4))
     rows = {row.name: row for row in compared("vllm-both", 2, [ours], [theirs], judged=False)}
-    told = {
-        name.split("@")[0]: (row.value, row.peer_value, row.ratio) for name, row in rows.items()
-    }
+    told = {k.split("@")[0]: (row.value, row.peer_value, row.ratio) for k, row in rows.items()}
     assert told["problems_per_min"] == (12.0, 3.0, 4.0)
     assert told["tokens_per_s"] == (100.0, 50.0, 2.0)
     assert told["prm_s"] == (1.5, 14.5, pytest.approx(29 / 3))
@@ -262,9 +260,8 @@ def test_a_peer_searches_again_in_the_same_process(monkeypatch, tmp_path):
     peer, answers = Mock(version="v1"), (r"\boxed{0}", r"\boxed{%s}")
     problem = sweep_problems(make_workload("tiny-solver", limit=1))[0]
     tries = [[([text.replace("%s", problem.answer)], [[0.5]])] for text in (*answers, answers[1])]
-    peer.ask.side_effect = [
-        counts | {"wall_s": wall, "solved": solved} for wall, solved in zip((1, 2, 3), tries)
-    ]
+    answered = zip((1, 2, 3), tries)
+    peer.ask.side_effect = [counts | {"wall_s": s, "solved": solved} for s, solved in answered]
     started = Mock(return_value=peer)
     monkeypatch.setattr(beside, "PeerProcess", started)
     (tmp_path / "src" / "sal").mkdir(parents=True)
@@ -308,9 +305,8 @@ def test_memory_at_its_peak_is_that_of_the_processes_asked_about(monkeypatch):
     child = "held = b'1' * (200 << 20); print(); input()"
     held = b"1" * (300 << 20)
     others = sum(map(beside.memory_of, beside.below(os.getpid())))  # what other tests left
-    with subprocess.Popen(
-        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", child], **pipes) as process:
         assert process.stdout is not None and process.stdout.readline()
         with beside.peak_memory(own=False) as below, beside.peak_memory() as every:
             time.sleep(0.5)

@@ -110,9 +110,8 @@ def test_the_rows_of_a_gpu_are_held_against_their_ceilings(bench):
     """Every row comes once, `transformers` beside it, and memory by part."""
     bench.on_cpu, bench.modes = False, ["", "+invariant"]
     bench.contenders["+invariant"] = bench.contenders[""]
-    rows = {
-        r["name"]: r for r in record("engine", engine_rows(bench, lambda **_: MACHINE), {})["rows"]
-    }
+    found = record("engine", engine_rows(bench, lambda **_: MACHINE), {})
+    rows = {row["name"]: row for row in found["rows"]}
     for row in (rows["decode_b1"], rows["decode_b3+invariant"], rows["prefill_16"]):
         assert row["peer"].startswith(TRANSFORMERS) and row["ratio"] > 0
         assert row["share_of_ceiling"] == pytest.approx(row["value"] / row["ceiling"])

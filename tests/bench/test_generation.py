@@ -101,12 +101,8 @@ def test_a_plan_is_checked_and_told() -> None:
     plan = replace(g.PROFILES["default"], repeats=7)
     with pytest.raises(ConfigError, match="stride"):
         replace(plan, stride=0)
-    for given in (
-        {"block_sizes": ()},
-        {"batches": (0, 4)},
-        {"new_tokens": (5000,)},
-        {"lengths": (1, 900)},
-    ):
+    wrong = {"block_sizes": (), "batches": (0, 4), "new_tokens": (5000,), "lengths": (1, 900)}
+    for name, value in wrong.items():
         with pytest.raises(ConfigError, match=r"is \(.*allowed: "):
-            replace(plan, **given)
+            replace(plan, **{name: value})
     assert "gpt2 (random weights, 124.4 M parameters), cpu; 7 repeats" in g.provenance(plan)

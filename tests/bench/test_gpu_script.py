@@ -30,9 +30,8 @@ def run_script(tmp_path: Path, **settings: object) -> tuple[int, str, list[str],
     told = {"TESTS": 0, "BENCH": 0, "GPU": 0, "LACKING": ""} | settings
     told |= {"PYTHON": python, "CALLS": calls, "PYTHONPATH": "own"}
     environment = os.environ | {name: str(value) for name, value in told.items()}
-    done = subprocess.run(
-        [str(ROOT / ".ci" / "gpu"), str(out)], env=environment, capture_output=True, text=True
-    )
+    command = [str(ROOT / ".ci" / "gpu"), str(out)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     files = {file.name for file in out.iterdir()} if out.exists() else set()
     return done.returncode, done.stderr, calls.read_text().splitlines(), files
 

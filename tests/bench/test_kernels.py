@@ -1,5 +1,7 @@
 """The benchmark of the GPU's kernels runs through, with tiny sizes, where there is no GPU too."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -9,19 +11,9 @@ from workbench.bench.kernels import KernelBench, Sizes, Work, require_gpu
 from workbench.bench.record import record
 from workbench.errors import ConfigError, OutOfMemory
 
-TINY = Sizes(
-    heads=2,
-    kv_heads=1,
-    head_dim=16,
-    decodes=(2, 40),
-    decode_layers=1,
-    prompts=(1, 20),
-    siblings=(2, 256, 8),
-    sibling_layers=1,
-    hidden=32,
-    read_bytes=1 << 12,
-    side=16,
-)
+SHAPE = {"heads": 2, "kv_heads": 1, "head_dim": 16, "hidden": 32, "side": 16}
+SHAPE |= {"decodes": (2, 40), "decode_layers": 1, "prompts": (1, 20)}
+TINY = Sizes(**SHAPE, siblings=(2, 256, 8), sibling_layers=1, read_bytes=1 << 12)
 
 
 def count(work: Work, repeats: int) -> list[float]:
@@ -59,18 +51,14 @@ def test_a_machine_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="no CUDA device"):
         require_gpu(1)
-    asked: list[str] = []
-
-    def memory(device: torch.device) -> tuple[int, int]:
-        asked.append(str(device))
-        return 5_000, 9_000
-
+    memory = Mock(return_value=(5_000, 9_000))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
     with pytest.raises(OutOfMemory, match=r"needs 6,000 bytes.*5,000 of 9,000 are free"):
         require_gpu(6_000)
     assert require_gpu(5_000, "engine", "cuda:1") == torch.device("cuda:1")
+    asked = [str(call.args[0]) for call in memory.call_args_list]
     assert asked == ["cuda", "cuda:1"], "the one that was named, not the first"
     with pytest.raises(ConfigError, match=r"device='cuda:2'.*finds 2 CUDA devices"):
         require_gpu(5_000, "engine", "cuda:2")

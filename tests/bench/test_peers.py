@@ -173,9 +173,8 @@ def test_peers_are_chosen_by_name_and_an_unknown_one_is_refused():
     with pytest.raises(ConfigError, match=r"peers is 'vlm'.*Did you mean 'vllm'"):
         chosen_peers("vlm")
     lists = Path(__file__).parents[2] / ".ci"
-    assert {path.name for path in lists.glob("peers.*.txt")} == {
-        f"peers.{name}.txt" for name in (*PEERS, *SYSTEMS)
-    }
+    named = {f"peers.{name}.txt" for name in (*PEERS, *SYSTEMS)}
+    assert {path.name for path in lists.glob("peers.*.txt")} == named
 
 
 def test_a_gguf_model_becomes_a_folder_with_the_same_values_once(tmp_path):

@@ -67,17 +67,11 @@ def test_the_command_judges_the_embedded_prm(tmp_path, monkeypatch) -> None:
     assert (found["bench"], found["mode"]["prm"]) == ("prm", "tiny-prm")
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"label": 3},
-        {"label": True},
-        {"steps": []},
-        {"steps": [1]},
-        {"problem": " "},
-        {"label": None},
-    ],
-)
+WRONG = [{"label": wrong} for wrong in (3, True, None)] + [{"problem": " "}]
+WRONG += [{"steps": []}, {"steps": [1]}]
+
+
+@pytest.mark.parametrize("row", WRONG)
 def test_rows_that_are_none_are_named(tmp_path, row) -> None:
     """The file and the row; a file of no row, and none at all."""
     path = write(tmp_path / "a.jsonl", [ROWS[0], ROWS[1] | row])

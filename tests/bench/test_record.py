@@ -12,7 +12,6 @@ from tests.conftest import commit
 from workbench import bench
 from workbench.bench import mode_of
 from workbench.bench.record import Row, compared_rows, median_row, record, write_record
-from workbench.cli import main
 from workbench.errors import ConfigError
 from workbench.experiments.provenance import PACKAGE, git
 
@@ -38,15 +37,14 @@ def test_a_record_has_the_contract_s_keys_and_fields(tmp_path):
         record("engine", [rows[1], rows[1]], {})
 
 
-def test_one_part_alone_is_refused_where_it_cannot_be(tmp_path, capsys):
+def test_one_part_alone_is_refused_where_it_cannot_be(tmp_path, says):
     """Before anything is measured: an unknown part, and a record that was made otherwise."""
-    assert main(["bench", "serve", "--part", "arenas"]) == 2
-    assert "distinct, shared, two" in capsys.readouterr().err
+    assert "distinct, shared, two" in says("bench", "serve", "--part", "arenas", status=2)
     file = write_record(record("serve", [], {"part": "distinct"}), tmp_path / "m.json")
-    assert main(["bench", "serve", "--part", "shared", "--json", str(file)]) == 2
-    assert "is of --part distinct; name another file" in capsys.readouterr().err.replace("\n", " ")
-    assert main(["bench", "memory", "--profile", "quick", "--json", str(file)]) == 2
-    assert "is of bench serve; name another file" in capsys.readouterr().err.replace("\n", " ")
+    told = says("bench", "serve", "--part", "shared", "--json", str(file), status=2)
+    assert "is of --part distinct; name another file" in told.replace("\n", " ")
+    told = says("bench", "memory", "--profile", "quick", "--json", str(file), status=2)
+    assert "is of bench serve; name another file" in told.replace("\n", " ")
     assert json.loads(file.read_text())["bench"] == "serve"
 
 
@@ -106,16 +104,15 @@ def test_a_record_of_no_commit_or_of_changed_files_does_not_stand():
     assert bench.doubts(stands | {"git": {"commit": None, "dirty": None}})[0].startswith("dirty")
 
 
-def test_doubted_records_are_listed(tmp_path, monkeypatch, capsys):
+def test_doubted_records_are_listed(tmp_path, monkeypatch, says):
     """`workbench bench stale`: those that stand are not in it."""
     monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
     stands = record("engine", [], {}) | {"git": {"commit": "0" * 40, "dirty": False}}
     write_record(stands, tmp_path / "reports" / "bench" / "engine.json")
-    assert main(["bench", "stale"]) == 0
-    assert capsys.readouterr().out == "Every record stands.\n"
+    assert says("bench", "stale") == "Every record stands.\n"
     write_record(stands | {"code": "other"}, tmp_path / "reports" / "gpu" / "engine.json")
-    assert main(["bench", "stale"]) == 0
-    assert capsys.readouterr().out.startswith("gpu/engine.json (000000000000): stale: its sources")
+    told = says("bench", "stale")
+    assert told.startswith("gpu/engine.json (000000000000): stale: its sources")
 
 
 def test_a_record_names_files_without_their_folders():

@@ -1,6 +1,7 @@
 """Re-enacted searches: real engines compute, and the tree and every event are the recorded ones."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -50,13 +51,11 @@ def with_settings(answers: Answers, **changes) -> Answers:
 def test_nodes_are_sampled_as_recorded(recorded, pair, monkeypatch) -> None:
     """What a step costs depends on how it samples: top_p, top_k and min_p reach the engine."""
     kept = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.05}
-    add, asked = pair[0].add, []
-    monkeypatch.setattr(
-        pair[0], "add", lambda ids, params, **k: (asked.append(params), add(ids, params, **k))[1]
-    )
+    add = Mock(wraps=pair[0].add)
+    monkeypatch.setattr(pair[0], "add", add)
     reenact(with_settings(recorded, **kept), *pair)
-    assert asked
-    assert all(getattr(params, name) == kept[name] for params in asked for name in kept)
+    asked = [call.args[1] for call in add.call_args_list]
+    assert asked and all(getattr(p, name) == kept[name] for p in asked for name in kept)
 
 
 def test_what_cannot_be_re_enacted_is_refused(recorded, pair) -> None:

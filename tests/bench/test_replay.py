@@ -10,7 +10,6 @@ from workbench.bench import replay
 from workbench.bench.record import Ceiling
 from workbench.bench.replay import LIMITS, MODE, SPLITS, Cell, make_cells
 from workbench.bench.search import TINY, make_workload
-from workbench.cli import main
 from workbench.config import SweepConfig
 from workbench.replay.devices import load_device
 from workbench.trace import Trace
@@ -102,16 +101,15 @@ def test_errors_are_told_against_whole_repeats_first(monkeypatch) -> None:
         assert rows[name].value == pytest.approx((0.1 + 0.375 + 1.2) / 3), "of all repeats"
 
 
-def test_calibrate_writes_a_device(monkeypatch, tmp_path, capsys) -> None:
+def test_calibrate_writes_a_device(monkeypatch, tmp_path, says) -> None:
     """The command measures this machine and writes a preset that a replay can load."""
     monkeypatch.setattr(replay, "WIDTHS", (4,))
     path = tmp_path / "new" / "here.json"
-    assert main(["calibrate", "--out", str(path), "--num-problems", "1", "--repeats", "1"]) == 0
-    device = load_device(path)
-    assert set(device.terms) == {"tiny-solver", "tiny-prm", "request"}
-    assert str(path.name) in capsys.readouterr().out.replace("\n", "")
-    assert main(["calibrate", "--out", str(tmp_path)]) == 2, "before it measures"
-    assert "give the path of a file" in capsys.readouterr().err
+    told = says("calibrate", "--out", str(path), "--num-problems", "1", "--repeats", "1")
+    assert set(load_device(path).terms) == {"tiny-solver", "tiny-prm", "request"}
+    assert str(path.name) in told.replace("\n", "")
+    told = says("calibrate", "--out", str(tmp_path), status=2)  # before it measures
+    assert "give the path of a file" in told
 
 
 def test_a_gpu_is_measured(monkeypatch) -> None:

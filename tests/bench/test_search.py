@@ -57,10 +57,8 @@ def test_beam_search_stands_beside_samples_that_cost_as_many_tokens(rows):
     assert count == int(count) >= 1
     # N is whole, and of the first seed; here one sample more or less is much
     assert used == pytest.approx(value["tokens_a_problem"], abs=used / count)
-    for own, gain in (
-        ("best_of_n", "gain_over_best_of_n"),
-        ("equal_tokens_accuracy", "gain_at_equal_tokens"),
-    ):
+    gains = {"best_of_n": "gain_over_best_of_n", "equal_tokens_accuracy": "gain_at_equal_tokens"}
+    for own, gain in gains.items():
         assert value[gain] == pytest.approx(value["accuracy"] - value[own])
 
 

@@ -64,9 +64,8 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
             assert row.ratio == pytest.approx(sum(row.spread) / 2)
             assert row.spread[0] < row.ratio < row.spread[1]
     one, two = (sides[f"tokens_per_s_c{count}"] for count in (1, 2))
-    assert sides["over_sequential_c2"] == [
-        [many / single for many, single in zip(*both)] for both in zip(two, one)
-    ]
+    over = [[many / single for many, single in zip(*both)] for both in zip(two, one)]
+    assert sides["over_sequential_c2"] == over
     assert rows["lost_c2"].value == rows["refused_c2"].value == rows["late_c2"].value == 0
     rate = rows["tokens_per_s_c2"]
     assert rate.value == pytest.approx(sum(two[0]) / 2) and rate.value > 0
@@ -236,9 +235,7 @@ def test_the_key_of_the_environment_is_sent(monkeypatch) -> None:
 def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path) -> None:
     """The command line of each; one that is not installed or reads no such file is left out."""
 
-    def interpreter(
-        name: str, folder: Path, threads: int, kv_bytes: int = 1
-    ) -> tuple[Path, dict[str, str]]:
+    def interpreter(name, folder, threads, kv_bytes=1):
         if name == "llama.cpp":
             raise PeerError("llama.cpp is not installed")
         return Path(name, "python"), {"KV": str(kv_bytes)}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import commit
-from workbench.cli import main
 
 CODE = """import json, os, sys
 def main():
@@ -62,17 +61,15 @@ def test_the_same_command_goes_on_with_the_code_of_the_commit(project, verb):
     assert git(project, "status", "--porcelain") == "?? build/", "the checkout itself is as it was"
 
 
-def test_an_unknown_commit_and_no_checkout_are_named(project, tmp_path, monkeypatch, capsys):
+def test_an_unknown_commit_and_no_checkout_are_named(project, tmp_path, monkeypatch, says):
     for unknown in ("0123456", "--help", "HEAD:workbench"):
-        assert main(["sweep", f"--at={unknown}", "--dry-run"]) == 2
-        shown = capsys.readouterr().err
+        shown = says("sweep", f"--at={unknown}", "--dry-run", status=2)
         assert f"no commit {unknown!r}" in shown and "git log --oneline" in shown
     for copy in (tmp_path / "copy", project / "copy"):
         copy.mkdir()
         monkeypatch.setenv("WORKBENCH_HOME", str(copy))
-        assert main(["sweep", "--at", "HEAD", "--dry-run"]) == 2
-        assert "needs git and a checkout of the project" in capsys.readouterr().err
+        told = says("sweep", "--at", "HEAD", "--dry-run", status=2)
+        assert "needs git and a checkout of the project" in told
     monkeypatch.setenv("WORKBENCH_HOME", str(project))
     monkeypatch.setenv("PATH", "")
-    assert main(["sweep", "--at", "HEAD", "--dry-run"]) == 2
-    assert "needs git" in capsys.readouterr().err
+    assert "needs git" in says("sweep", "--at", "HEAD", "--dry-run", status=2)

@@ -78,10 +78,10 @@ def broken(tmp_path):
     return run_sweep(config, tmp_path / "runs", execute=one_by_one(execute), progress=False)
 
 
-def test_figures_sweeps_executes_and_reports(calls, tmp_path, capsys):
+def test_figures_sweeps_executes_and_reports(calls, tmp_path, says):
     options = ["--profile", "quick", "-p", "num_problems=2", "--runs", str(tmp_path)]
     options += ["--backend", "processes", "--workers", "2"]
-    assert main(["figures", *options]) == 0
+    assert "4 of 4 runs to do, about" in says("figures", *options)
     assert [name for name, _ in calls if name[:4] in ("run_", "writ")] == [
         "run_sweep", "run_notebooks", "write_page", "write_report",
     ]  # fmt: skip
@@ -90,25 +90,22 @@ def test_figures_sweeps_executes_and_reports(calls, tmp_path, capsys):
     assert executed[:3] == (None, "quick", {"num_problems": 2, "runs_dir": str(tmp_path)})
     assert swept[-1] == Backend("processes", 2)
     assert executed[-1] == {"WORKBENCH_BACKEND": "processes", "WORKBENCH_WORKERS": "2"}
-    assert "4 of 4 runs to do, about" in capsys.readouterr().out
 
 
-def test_a_sweep_that_cannot_fit_is_said_before_any_notebook_runs(tmp_path, capsys):
-    options = ["-p", "shares=[0.01, 0.02]", "--profile", "quick", "--runs", str(tmp_path)]
-    assert main(["figures", *options]) == 2
-    assert "llm_share 0.01 is infeasible: the LLM (tiny-solver) lacks" in capsys.readouterr().err
-    assert main(["sweep", "--shares", "0.01", "--profile", "quick", "--runs", str(tmp_path)]) == 0
-    assert "infeasible: split-0.010-seed0" in capsys.readouterr().out
+def test_a_sweep_that_cannot_fit_is_said_before_any_notebook_runs(tmp_path, says):
+    options = ["--profile", "quick", "--runs", str(tmp_path)]
+    said = says("figures", "-p", "shares=[0.01, 0.02]", *options, status=2)
+    assert "llm_share 0.01 is infeasible: the LLM (tiny-solver) lacks" in said
+    assert "infeasible: split-0.010-seed0" in says("sweep", "--shares", "0.01", *options)
 
 
-def test_a_sweep_of_which_every_run_failed_is_no_bad_input(calls, monkeypatch, capsys):
+def test_a_sweep_of_which_every_run_failed_is_no_bad_input(calls, monkeypatch, says):
     """Status 1, and no notebook runs."""
     every = pd.DataFrame({"status": ["failed", "infeasible"], "error": ["it broke", "no room"]})
     none = SimpleNamespace(runs=every[:0], all_runs=every)
     monkeypatch.setattr("workbench.cli.study._sweep", lambda *_: none)
-    assert main(["figures", "02", "--profile", "quick"]) == 1
-    assert "No run of the sweep finished: it broke; no room." in capsys.readouterr().out
-    assert not calls
+    said = says("figures", "02", "--profile", "quick", status=1)
+    assert "No run of the sweep finished: it broke; no room." in said and not calls
 
 
 @pytest.mark.parametrize("names", [["00"], ["01", "07"]])
@@ -124,67 +121,46 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
 @pytest.mark.parametrize(
     ("options", "said", "unsaid"),
     [
-        (
-            ["--profile", "full"],
-            ["55 of 55 runs to do", "04_batching: ", "Together: ", "(02, 03, 05, 06): 293 of 293"],
-            "nothing",
-        ),
+        (["--profile", "full"], ["55 of 55 runs to do", "04_batching: ", "Together: ",
+                                 "(02, 03, 05, 06): 293 of 293"], "nothing"),
         (["03"], ["is feasible in", "replayed SmolLM2 (03): nothing to replay"], "batching"),
-        (
-            ["03", "-p", "lower_share=0.2"],
-            ["replayed SmolLM2 (03): 7 of 7 replays to do"],
-            "nothing",
-        ),
+        (["03", "-p", "lower_share=0.2"], ["replayed SmolLM2 (03): 7 of 7 replays to do"],
+         "nothing"),
         (["03", "-p", "max_depth=9"], ["replayed SmolLM2 (03): 7 of 7 replays to do"], "nothing"),
         (["02", "06", "-p", "strategy=dvts"], ["1B + 8B (02, 06): 7 of 7 replays"], "SmolLM2"),
         (["07", "-p", "ablation_share=0.5"], ["replayed SmolLM2 (07): 5 of 5"], "nothing"),
-        (
-            ["07"],
-            ["07_modifications: 11 of 11 runs to do, about", "replayed 1B + 8B (07): nothing"],
-            "feasible",
-        ),
-        (
-            ["11", "-p", "num_problems=[20, 10]", "-p", "beam_counts=[4, 8]"],
-            ["11_strategies: 18 of 18 runs to do, about"],
-            "feasible",
-        ),
+        (["07"], ["07_modifications: 11 of 11 runs to do, about",
+                  "replayed 1B + 8B (07): nothing"], "feasible"),
+        (["11", "-p", "num_problems=[20, 10]", "-p", "beam_counts=[4, 8]"],
+         ["11_strategies: 18 of 18 runs to do, about"], "feasible"),
         (["08"], ["replayed 1B + 8B (08): nothing to replay, the committed rows"], "(07)"),
-        (
-            ["08", "-p", "budgets=[0.5]"],
-            ["replayed 1B + 8B (08): 13 of 13 replays to do, about 0 min (rough)"],
-            "nothing",
-        ),
+        (["08", "-p", "budgets=[0.5]"],
+         ["replayed 1B + 8B (08): 13 of 13 replays to do, about 0 min (rough)"], "nothing"),
         (["09"], ["09_missing_values: nothing to replay, the committed rows"], "to do"),
         (["09", "-p", "values=['n', 'dtype']"], ["09_missing_values: 60 of 60 replays"], "runs"),
         (["00"], [], "to do"),  # it reads no sweep
         (["11", "-p", "beam_counts=[2]", "--profile", "quick"], ["9 of 9 runs to do"], "nothing"),
     ],
-)
-def test_a_dry_run_says_what_would_take_how_long(options, said, unsaid, calls, tmp_path, capsys):
+)  # fmt: skip
+def test_a_dry_run_says_what_would_take_how_long(options, said, unsaid, calls, tmp_path, says):
     """Runs and replays beside the sweep's are announced with its own; nothing is run."""
-    assert main(["figures", *options, "--dry-run", "--runs", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert all(text in shown for text in said)
-    assert unsaid not in shown
-    assert calls == []
-    assert not list(tmp_path.iterdir())
+    shown = says("figures", *options, "--dry-run", "--runs", str(tmp_path))
+    assert all(text in shown for text in said) and unsaid not in shown
+    assert calls == [] and not list(tmp_path.iterdir())
 
 
-def test_each_notebook_measures_with_those_settings_that_it_has(tmp_path, capsys):
+def test_each_notebook_measures_with_those_settings_that_it_has(tmp_path, says):
     """One that has no beam width has the sweep of its profile, stored here."""
     run_sweep(sweep_config("quick"), tmp_path, execute=one_by_one(fake_result), progress=False)
     words = ["-p", "beam_width=2", "--profile", "quick", "--dry-run", "--runs", str(tmp_path)]
-    assert main(["figures", "03", "11", *words]) == 0
-    shown = capsys.readouterr().out
+    shown = says("figures", "03", "11", *words)
     assert "0 of 4 runs to do" in shown and "11_strategies: 18 of 18 runs to do" in shown
 
 
 @pytest.mark.parametrize("kind", ["dummy:", ""])
-def test_a_dry_run_of_the_thesis_says_what_it_needs_and_where_it_differs(
-    kind, tmp_path, capsys, monkeypatch
-):
-    """Bytes, hours and what the thesis leaves open; of three problems and random weights, or of
-    weights that are not here, which are not fetched.
+def test_a_dry_run_of_the_thesis_says_what_it_needs(kind, tmp_path, says, monkeypatch):
+    """Bytes, hours, what the thesis leaves open, and where this differs; of three problems and
+    random weights, or of weights that are not here, which are not fetched.
     """
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
     file = project_root() / "tests" / "data" / "math500_sample.json"
@@ -192,11 +168,10 @@ def test_a_dry_run_of_the_thesis_says_what_it_needs_and_where_it_differs(
            "problems": file, "shares": [0.3, 0.5]}  # fmt: skip
     words = [word for name, value in own.items() for word in ("-p", f"{name}={value}")]
     words += ["--profile", "thesis", "--dry-run", "--runs", str(tmp_path)]
-    assert main(["figures", "07", *words[:8], *words[10:]]) == 0  # of its own, at no shares
+    alone = says("figures", "07", *words[:8], *words[10:])  # of its own, at no shares
     away = "llama-3.2-1b is not on this disk yet, and planned by its shapes."
-    assert (away in " ".join(capsys.readouterr().out.split())) == (not kind)
-    assert main(["figures", "02", *words]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    assert (away in " ".join(alone.split())) == (not kind)
+    shown = " ".join(says("figures", "02", *words).split())
     assert f"2.3 GiB of {kind}llama-3.2-1b and 15.0 GiB of {kind}llama-3.1-8b-prm" in shown
     assert (away in shown) == (not kind)
     assert "10 runs of 3 problems: 0.0 hours by the roofline" in shown
@@ -207,14 +182,13 @@ def test_a_dry_run_of_the_thesis_says_what_it_needs_and_where_it_differs(
     assert (round(min(of), 2), round(max(of), 2)) == REACHED
 
 
-def test_a_dry_run_counts_no_replay_that_is_stored(tmp_path, capsys):
+def test_a_dry_run_counts_no_replay_that_is_stored(tmp_path, says):
     asked = {"shares": [0.3, 0.5], "num_problems": 2, "n": 4, "max_depth": 3}
     first = replayed_config("quick", **asked | {"shares": (0.3,)})
     run_replayed(first, tmp_path, progress=False)
     words = [word for name, value in asked.items() for word in ("-p", f"{name}={value}")]
     words += ["--dry-run", "--profile", "quick", "--runs", str(tmp_path)]
-    assert main(["figures", "05", *words]) == 0
-    shown = capsys.readouterr().out
+    shown = says("figures", "05", *words)
     assert "replayed 1B + 8B (05): 1 of 2 replays to do" in shown
     assert "Together: 5 runs and replays to do" in shown  # two shares measured, two of SmolLM2's
 
@@ -234,34 +208,29 @@ def test_a_dry_run_counts_no_replay_that_is_stored(tmp_path, capsys):
         (["09", "-p", "values=GPU"], "values is 'GPU'; allowed: a list of names"),
     ],
 )
-def test_what_no_notebook_has_is_refused_before_anything_runs(words, said, how, calls, capsys):
-    assert main(["figures", *words, *how]) == 2
-    assert said in capsys.readouterr().err
-    assert calls == []
+def test_what_no_notebook_has_is_refused_before_anything_runs(words, said, how, calls, says):
+    assert said in says("figures", *words, *how, status=2) and calls == []
 
 
-def test_a_replot_runs_nothing_and_takes_no_parameter_of_a_run(calls, monkeypatch, capsys):
+def test_a_replot_runs_nothing_and_takes_no_parameter_of_a_run(calls, monkeypatch, says):
     monkeypatch.setenv("WORKBENCH_WORKERS", "4")  # of runs, wherever it was set
     assert main(["figures", "--replot", "memory_split"]) == 0
     assert [name for name, _ in calls] == ["replot", "write_report"]
     assert main(["figures", "--replot", "--dry-run"]) == 2
-    assert main(["figures", "--replot", "-p", "n=4"]) == 2
-    assert "no parameter 'n'" in capsys.readouterr().err
+    assert "no parameter 'n'" in says("figures", "--replot", "-p", "n=4", status=2)
 
 
-def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, calls, monkeypatch, capsys):
+def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, calls, monkeypatch, says):
     assert completeness(broken) == "3 of 4 runs (failed: split-0.300-seed0)"
     monkeypatch.setattr("workbench.experiments.study.run_sweep", lambda *_, **__: broken)
-    assert main(["figures", "02", "--profile", "quick"]) == 1
-    shown = capsys.readouterr().out
-    assert "failed: split-0.300-seed0" in shown
+    shown = says("figures", "02", "--profile", "quick", status=1)
+    assert "failed: split-0.300-seed0" in shown and "--retry-failed" in shown
     assert "RuntimeError: the cable was [pulled]" in shown
-    assert "--retry-failed" in shown
     assert dict(calls)["write_report"][0] == project_root() / "build/figures/quick"
     assert "3 of 4 runs (failed: split-0.300-seed0)" in provenance_of(broken)
 
 
-def test_a_failed_run_of_another_study_is_named_and_repeated(calls, tmp_path, capsys):
+def test_a_failed_run_of_another_study_is_named_and_repeated(calls, tmp_path, says):
     """Of the ablation, whose notebook is handed the wish to repeat it."""
 
     def execute(spec: RunSpec):
@@ -275,18 +244,16 @@ def test_a_failed_run_of_another_study_is_named_and_repeated(calls, tmp_path, ca
     assert study.failures.startswith("failed: ")
     assert study.failures in provenance_of(study)
     words = ["figures", "07", "--profile", "quick", "--runs", str(tmp_path)]
-    assert main(words) == 1
-    assert "failed: 07_modifications: " in capsys.readouterr().out
-    assert main([*words, "--retry-failed"]) == 1
+    assert "failed: 07_modifications: " in says(*words, status=1)
+    says(*words, "--retry-failed", status=1)
     passed = [given for name, given in calls if name == "run_notebooks"][-1][2]
     assert passed == {"runs_dir": str(tmp_path), "retry_failed": True}
 
 
-def test_a_failed_replay_is_named_and_no_success(calls, monkeypatch, capsys):
+def test_a_failed_replay_is_named_and_no_success(calls, monkeypatch, says):
     told = [("replayed 1B + 8B (05)", 2, 0, 0.0, "failed: split-0.300-seed0; ")]
     monkeypatch.setattr("workbench.cli.study._replays_left", lambda *_: told)
-    assert main(["figures", "05", "--profile", "quick"]) == 1
-    shown = capsys.readouterr().out
+    shown = says("figures", "05", "--profile", "quick", status=1)
     assert "failed: split-0.300-seed0; replayed 1B + 8B (05)" in shown and "--retry-fail" in shown
 
 
@@ -343,9 +310,8 @@ def test_figures_holds_the_default_profile_and_nothing_else(profile, changed, fo
         assert figures_home(study) == project_root() / folder
 
 
-def test_every_column_of_a_run_is_shown_whole(broken, tmp_path, capsys):
-    assert main(["runs", "show", "split-0.500", "--runs", str(tmp_path / "runs")]) == 0
-    shown = capsys.readouterr().out
+def test_every_column_of_a_run_is_shown_whole(broken, tmp_path, says):
+    shown = says("runs", "show", "split-0.500", "--runs", str(tmp_path / "runs"))
     (folder,) = (tmp_path / "runs").glob("split-0.500*")
     assert all(name in shown for name in pd.read_parquet(folder / "runs.parquet").columns)
     assert "…" not in shown

@@ -10,16 +10,9 @@ from workbench import PRM, BeamSearch, load_problems, run_search
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 50,
-    "max_position_embeddings": 128,
-}
+CONFIG = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32}
+CONFIG |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+CONFIG |= {"vocab_size": 50, "max_position_embeddings": 128}
 
 
 def dummy(folder: Path, config: dict[str, Any] = CONFIG) -> str:

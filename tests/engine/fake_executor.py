@@ -161,16 +161,10 @@ class Rig:
 
     def __init__(self, num_blocks: int = 64, block_size: int = 4, **options) -> None:
         self.cache = KVCacheManager(num_blocks, block_size, self.caching)
-        settings = {
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 32,
-            "max_model_len": min(64, num_blocks * block_size),
-            "watermark": 0.0,
-        }
-        self.stops = FakeStops()
-        self.scheduler = self.kind(
-            self.cache, np.arange(num_blocks) * 1000, stops=self.stops, **settings | options
-        )
+        settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "watermark": 0.0}
+        settings |= {"max_model_len": min(64, num_blocks * block_size)} | options
+        self.stops, offsets = FakeStops(), np.arange(num_blocks) * 1000
+        self.scheduler = self.kind(self.cache, offsets, stops=self.stops, **settings)
         self.executor = FakeExecutor(block_size)
         self.finished: dict[int, str] = {}
         self.count = 0

@@ -147,13 +147,10 @@ def test_logits_that_are_not_finite_end_the_step_and_name_the_requests(engine, p
         hidden[-1] = float("nan")
         return hidden
 
-    short = prompt[:5]
+    few = prompt[:5]
     with monkeypatch.context() as patch:
         patch.setattr(engine.executor.model, "forward", damaged)
-        for ask in (
-            lambda: engine.add(short, GREEDY),
-            lambda: engine.add_score(short, [1, 4], [2]),
-        ):
+        for ask in (lambda: engine.add(few, GREEDY), lambda: engine.add_score(few, [1, 4], [2])):
             ids = [ask(), ask()]
             outputs = engine.step()
             assert [output.request_id for output in outputs] == ids

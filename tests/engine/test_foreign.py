@@ -79,15 +79,9 @@ def test_an_architecture_that_our_engine_does_not_know(tmp_path):
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.GPTNeoXConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        vocab_size=300,
-    )
-    peer = transformers.GPTNeoXForCausalLM(config).eval()
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 2, "max_position_embeddings": 64, "vocab_size": 300}
+    peer = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**shape)).eval()
     with torch.no_grad():
         for weights in peer.parameters():
             weights += 0.3 * torch.randn_like(weights)

@@ -13,6 +13,7 @@ from linecache import getline
 from operator import attrgetter
 from threading import Thread
 from types import FrameType
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,9 +49,7 @@ PROMPTS = [[7, 3, number, *range(2, 22)] for number in (1, 1, 2, 3)]
 
 
 @contextmanager
-def fault_after(
-    *lines: int, files: tuple[str, ...] = FILES, once: bool = False
-) -> Iterator[list[str]]:
+def fault_after(*lines: int, files: tuple = FILES, once: bool = False) -> Iterator[list[str]]:
     """KeyboardInterrupt at the line of these files that comes after so many, and again at the one
     that comes after so many more, ...; where, of those that are reached.
 
@@ -161,13 +160,10 @@ def in_arena(model: str, blocks_a_page: int = 1, **settings: object) -> list[Eng
     return [Engine(model, arena=arena, arena_name=name, **limits, **settings) for name in names]
 
 
+PADDED = {"batching": "static", "enable_prefix_caching": False, "max_num_seqs": 1}
 KINDS = {
     "partial": (alone, {"reuse_partial_blocks": True}, 101),
-    "padded": (
-        alone,
-        {"batching": "static", "enable_prefix_caching": False, "max_num_seqs": 1},
-        101,
-    ),
+    "padded": (alone, PADDED, 101),
     "arena": (in_arena, {}, 211),
     "moves": (in_arena, {"blocks_a_page": 4}, 211),
 }
@@ -287,14 +283,9 @@ def test_memory_that_runs_out_is_told_by_the_call(small_model, call, place, monk
     engine = alone(small_model)[0]
     expected, others = CALLS[call](engine), only(engine, started(engine))
     number = started(engine)
-
-    def broken(*_: object) -> None:
-        raise MemoryError("no room")
-
+    where = engine.executor if place == "submit" else engine.executor.model
     with monkeypatch.context() as patch:
-        patch.setattr(
-            *(engine.executor if place == "submit" else engine.executor.model, place), broken
-        )
+        patch.setattr(where, place, Mock(side_effect=MemoryError("no room")))
         with pytest.raises(MemoryError if place == "submit" else StepError, match="no room"):
             CALLS[call](engine)
     if place == "submit":
@@ -328,21 +319,16 @@ def test_what_is_refused_leaves_nothing_queued_and_nothing_computed_again(small_
     "place", ["executor.submit", "scheduler._take_in", "scheduler._account.close",
               "scheduler._account.admit", "_recorder.step"]
 )  # fmt: skip
-def test_what_is_computed_again_was_admitted_once(
-    small_model, monkeypatch, place: str, first: bool
-) -> None:
+def test_what_is_computed_again_was_admitted_once(small_model, monkeypatch, place, first) -> None:
     """Guards the trace after an interrupt, of the first step too: queue time and look-ups are those
     of the admission.
     """
     engine = alone(small_model)[0]
     number = engine.add(PROMPTS[0], PARAMS) if first else started(engine)
     scored = engine.add_score(PROMPTS[1][:8], [7], [1])
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     *path, name = place.split(".")
     with monkeypatch.context() as patch:
+        interrupted = Mock(side_effect=KeyboardInterrupt)
         patch.setattr(attrgetter(".".join(path))(engine), name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
@@ -363,12 +349,8 @@ def test_an_interrupt_is_no_preemption(small_model, monkeypatch) -> None:
     engine, other = in_arena(small_model)
     number, arena = started(engine), engine.cache.pool.memory
     before = arena.target, [pool.grant.limit for pool in arena.pools]
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(engine.executor, "submit", interrupted)
+        patch.setattr(engine.executor, "submit", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     only(engine, number)

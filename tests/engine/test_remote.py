@@ -474,10 +474,7 @@ def with_value_head(root):
 
 def refused(error, said, kind, about=(), **how):
     """No engine is made of such a server."""
-    with (
-        pytest.raises(error, match=said),
-        served(Fake({}, kind=kind, **dict(about)), **how),
-    ):
+    with pytest.raises(error, match=said), served(Fake({}, kind=kind, **dict(about)), **how):
         pass
 
 

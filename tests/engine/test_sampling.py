@@ -52,10 +52,8 @@ def make_rows(count: int, **columns: object) -> SamplingRows:
     """`count` rows at temperature 1 without filters, seeds and positions all different."""
     rows = rows_of(SamplingParams(), np.arange(count), np.arange(count) + 3)
     rows = replace(rows, seeds=np.arange(count).astype(np.uint64) * np.uint64(977))
-    changed = {
-        name: np.full(count, value, getattr(rows, name).dtype) for name, value in columns.items()
-    }
-    return replace(rows, **changed)
+    dtypes = {name: getattr(rows, name).dtype for name in columns}
+    return replace(rows, **{k: np.full(count, v, dtypes[k]) for k, v in columns.items()})
 
 
 def take(rows: SamplingRows, at: NDArray[np.int64]) -> SamplingRows:

@@ -75,9 +75,8 @@ def test_the_latest_is_preempted_waits_at_the_head_and_is_recomputed() -> None:
         rig.step()
     assert 3 not in rig.finished, "the preempted request came back before the one behind it"
     for sequence in (first, second):
-        assert sequence.token_ids[8:] == expected_tokens(
-            sequence.token_ids[:8], sequence.params.seed, 12, True
-        )
+        prompt, sampled = sequence.token_ids[:8], sequence.token_ids[8:]
+        assert sampled == expected_tokens(prompt, sequence.params.seed, 12, True)
     assert second.readmit_cached_tokens > 0
     assert rig.cache.stats.query_tokens == 8 + 8 + 4
     assert rig.cache.stats.readmit_query_tokens > 8
@@ -131,10 +130,8 @@ def test_score_requests_with_equal_columns_share_one_group() -> None:
     rig.add_score([4, 5, 6], (2,), (7, 8))
     rig.add_score([7, 8, 9], (0,), (5,))
     plan = rig.step()
-    assert [(w.rows.tolist(), w.columns.tolist()) for w in plan.wanted] == [
-        ([1, 2, 5], [7, 8]),
-        ([6], [5]),
-    ]
+    wanted = [(w.rows.tolist(), w.columns.tolist()) for w in plan.wanted]
+    assert wanted == [([1, 2, 5], [7, 8]), ([6], [5])]
     assert rig.scheduler.counts.score_requests == 3
 
 

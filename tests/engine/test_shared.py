@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -42,14 +43,9 @@ CUTS: dict[str, dict[str, Any]] = {
 
 def tree(engines: list[Engine], on_round: Any = None) -> pd.DataFrame:
     """Tokens and scores of every node of three problems' searches."""
-    found = run_search(
-        load_problems("tiny", limit=3),
-        llm=engines[0],
-        prm=PRM(engines[1]),
-        strategy=BeamSearch(n=8, beam_width=4, max_depth=5),
-        seed=1,
-        on_round=on_round,
-    ).tree
+    how = {"strategy": BeamSearch(n=8, beam_width=4, max_depth=5), "seed": 1, "on_round": on_round}
+    pair = {"llm": engines[0], "prm": PRM(engines[1])}
+    found = run_search(load_problems("tiny", limit=3), **pair, **how).tree
     columns = ["problem_id", "node_id", "token_ids", "score"]
     return found[columns].sort_values(columns[:2]).reset_index(drop=True)
 
@@ -172,11 +168,7 @@ def test_an_engine_that_does_not_fit_its_arena_is_refused(settings, message) -> 
 
 def test_an_engine_that_could_not_be_made_leaves_its_name(monkeypatch) -> None:
     """Guards the next cell of a notebook, where the traceback keeps the first engine alive."""
-
-    def full(self: Executor, *_: Any, **__: Any) -> None:
-        raise MemoryError("no room for buffers")
-
-    arena = make_arena()
+    arena, full = make_arena(), Mock(side_effect=MemoryError("no room for buffers"))
     with monkeypatch.context() as patch:
         patch.setattr(Executor, "record_steps", full)
         with pytest.raises((MemoryError, OutOfMemory)) as caught:

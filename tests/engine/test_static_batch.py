@@ -171,10 +171,7 @@ def test_padding_changes_no_answer(requests, seqs, extra, aborted) -> None:
 
 @MANY
 @given(
-    requests=REQUESTS,
-    blocks=st.integers(5, 40),
-    seqs=st.integers(1, 4),
-    extra=st.integers(0, 20),
+    requests=REQUESTS, blocks=st.integers(5, 40), seqs=st.integers(1, 4), extra=st.integers(0, 20)
 )
 def test_recomputing_changes_no_answer(requests, blocks, seqs, extra) -> None:
     """Few blocks preempt."""

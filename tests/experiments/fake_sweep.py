@@ -88,30 +88,16 @@ def _steps(share, count=40):
     number = np.arange(2 * count)
     prm = number % 2 == 1
     starved = prm & (share == 0.5)
-    return pd.DataFrame(
-        {
-            "engine": np.where(prm, "prm", "llm"),
-            "step": number // 2,
-            "start_s": number * pitch,
-            "duration_s": 0.9 * pitch,
-            "schedule_s": 0.09 * pitch,
-            "prefill_tokens": np.where(prm, 60, 8),
-            "decode_tokens": np.where(prm, 0, 16),
-            "running": 16,
-            "tokens_held": 1600,
-            "blocks_total": 200,
-            "blocks_active": 100,
-            "blocks_cached": 60,
-            "preempted": 0,
-            "allocated": np.where(prm, 6, 2),
-            "evicted": np.where(starved, 5, 0),
-            "thrashed": np.where(starved, 4, 0),
-            "thrash_events": np.where(starved, 1, 0),
-            "recomputed_tokens_evicted": np.where(starved, 40, 0),
-            "recomputed_tokens_preempted": 0,
-            "recomputed_tokens_partial": np.where(prm, 4, 1),
-        }
-    )
+    rows = {"engine": np.where(prm, "prm", "llm"), "step": number // 2}
+    rows |= {"start_s": number * pitch, "duration_s": 0.9 * pitch, "schedule_s": 0.09 * pitch}
+    rows |= {"prefill_tokens": np.where(prm, 60, 8), "decode_tokens": np.where(prm, 0, 16)}
+    rows |= {"running": 16, "tokens_held": 1600}
+    rows |= {"blocks_total": 200, "blocks_active": 100, "blocks_cached": 60, "preempted": 0}
+    rows |= {"allocated": np.where(prm, 6, 2), "evicted": np.where(starved, 5, 0)}
+    rows |= {"thrashed": np.where(starved, 4, 0), "thrash_events": np.where(starved, 1, 0)}
+    rows |= {"recomputed_tokens_evicted": np.where(starved, 40, 0)}
+    rows |= {"recomputed_tokens_preempted": 0, "recomputed_tokens_partial": np.where(prm, 4, 1)}
+    return pd.DataFrame(rows)
 
 
 def _spans(share, count=80):

@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 
 from tests.experiments.fakes import IDENTITY, Dying, broken, fake_result, stumbling
-from workbench.cli import main
 from workbench.errors import ConfigError
 from workbench.experiments import backends
 from workbench.experiments.backends import Backend
@@ -64,9 +63,14 @@ def test_replays_on_two_processes_are_those_of_here(here, tmp_path, monkeypatch)
 
 
 def test_a_sweep_on_two_processes_is_that_of_here_but_for_seconds(tmp_path) -> None:
-    """Each seed on one of them; every node and count is the same."""
+    """Each seed on one of them."""
+    assert_same_sweep(tmp_path, TWO)
+
+
+def assert_same_sweep(tmp_path, backend) -> None:
+    """Of four runs here and by a backend every node and count is the same."""
     one = run_sweep(SMALL, tmp_path / "here", progress=False)
-    other = run_sweep(SMALL, tmp_path / "processes", progress=False, backend=TWO)
+    other = run_sweep(SMALL, tmp_path / "there", progress=False, backend=backend)
     assert len(one.runs) == len(other.runs) == 4
     found = compare(list(one.runs["folder"]), list(other.runs["folder"]))
     assert found.identical, found.first_difference
@@ -149,7 +153,7 @@ def test_measured_groups_stay_whole_and_replays_are_dealt(tmp_path) -> None:
     assert sorted(chain(*parts)) == sorted(chain(*whole))
 
 
-def test_a_backend_that_cannot_be_is_refused_by_name(monkeypatch, tmp_path, capsys) -> None:
+def test_a_backend_that_cannot_be_is_refused_by_name(monkeypatch, tmp_path, says) -> None:
     with pytest.raises(ConfigError, match=r"'rya'; allowed: .*Did you mean 'ray'"):
         Backend("rya")
     with pytest.raises(ConfigError, match=r"Backend\.workers is 0"):
@@ -158,8 +162,8 @@ def test_a_backend_that_cannot_be_is_refused_by_name(monkeypatch, tmp_path, caps
     monkeypatch.setenv("WORKBENCH_WORKERS", "3")
     assert Backend.usual() == Backend("processes", 3)
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
-    assert main(["sweep", "--backend", "ray", "--runs", str(tmp_path)]) == 2
-    assert "needs ray: pip install -e '.[ray]'" in capsys.readouterr().err
+    said = says("sweep", "--backend", "ray", "--runs", str(tmp_path), status=2)
+    assert "needs ray: pip install -e '.[ray]'" in said
     monkeypatch.setattr(backends, "find_spec", lambda name: name)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="slurm needs srun"):
@@ -189,10 +193,7 @@ def test_a_ray_cluster_gives_what_is_got_here(here, tmp_path, monkeypatch, impor
         on = Backend("ray", 2)
         found = run_replayed(here.config, tmp_path / "replays", progress=False, backend=on)
         assert_same_replays(here, found)
-        one = run_sweep(SMALL, tmp_path / "here", progress=False)
-        other = run_sweep(SMALL, tmp_path / "sweep", progress=False, backend=on)
-        same = compare(list(one.runs["folder"]), list(other.runs["folder"]))
-        assert len(other.runs) == 4 and same.identical, same.first_difference
+        assert_same_sweep(tmp_path, on)
         assert "WorkerCrashedError" in assert_nothing_lost_or_twice(tmp_path, monkeypatch, on)
     finally:
         ray.shutdown()
@@ -207,9 +208,8 @@ def test_calls_are_made_by_processes_where_workers_are_asked_for_here() -> None:
 @pytest.mark.slow
 def test_replays_by_submitit_are_those_of_here(here, tmp_path, importable, monkeypatch) -> None:
     """As jobs of this machine, in Slurm's place."""
-    submitit = pytest.importorskip(
-        "submitit", reason="submitit is an extra: pip install -e '.[slurm]'"
-    )
+    extra = "submitit is an extra: pip install -e '.[slurm]'"
+    submitit = pytest.importorskip("submitit", reason=extra)
     monkeypatch.setattr(backends.shutil, "which", lambda name: name)
     monkeypatch.setattr(submitit, "AutoExecutor", partial(submitit.AutoExecutor, cluster="local"))
     on = Backend("slurm", 2)
@@ -221,14 +221,9 @@ def test_a_worker_has_as_many_threads_however_few_groups_are_left(tmp_path, monk
     """Else the seconds of a study that goes on would not be comparable with those it has."""
     threads: list[int] = []
     monkeypatch.setattr(backends, "usable_cores", lambda: 4)
-    monkeypatch.setattr(
-        Backend, "each", lambda *given: threads.append(given[3].threads) or iter(())
-    )
-    for seeds in ((0, 1), (0,)):
-        run_sweep(
-            replace(FAKE, seeds=seeds), tmp_path, progress=False, backend=Backend("processes")
-        )
-    run_sweep(replace(FAKE, seeds=(0,)), tmp_path, progress=False, backend=TWO)
+    monkeypatch.setattr(Backend, "each", lambda *own: threads.append(own[3].threads) or iter(()))
+    for seeds, on in (((0, 1), Backend("processes")), ((0,), Backend("processes")), ((0,), TWO)):
+        run_sweep(replace(FAKE, seeds=seeds), tmp_path, progress=False, backend=on)
     assert threads == [1, 1, 2]
     monkeypatch.setattr(backends, "total_memory", lambda: 8 << 30)
     shares = (0.001, *FAKE.shares)  # the first of which has no room

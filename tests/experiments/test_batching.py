@@ -176,10 +176,8 @@ def carried_out():
     specs, cells, found = planned((4,), (128,), (4,), 1, (4, 16), 1), Cells(CELLS), {}
     for role in (TIMED, COUNTED):  # as the groups are
         found |= carried_out_by(cells, [spec for spec in specs if spec.role == role])[0]
-    return {
-        (s.role, s.get("model"), s.get("kind"), s.config.block_size): result
-        for s, result in found.items()
-    }
+    keys = ((s.role, s.get("model"), s.get("kind"), s.config.block_size) for s in found)
+    return dict(zip(keys, found.values()))
 
 
 def test_every_cell_gives_the_recorded_answers(carried_out):
@@ -190,9 +188,8 @@ def test_every_cell_gives_the_recorded_answers(carried_out):
 
 @pytest.mark.parametrize("model", ["llm", "prm"])
 def test_counting_without_a_model_counts_what_the_engine_does(carried_out, model):
-    timed, counted = (
-        carried_out[role, model, CONTINUOUS, 16].measured for role in (TIMED, COUNTED)
-    )
+    both = (carried_out[role, model, CONTINUOUS, 16] for role in (TIMED, COUNTED))
+    timed, counted = (each.measured for each in both)
     for name in ("waste", "num_steps", "most_running", "preempted", "requests"):
         assert counted[name] == timed[name], name
     assert 0 < carried_out[COUNTED, model, CONTINUOUS, 4].measured["waste"] < counted["waste"]
@@ -223,10 +220,8 @@ def test_the_cells_of_a_model_take_turns_and_one_that_cannot_be_leaves_the_other
 
     monkeypatch.setattr(Cell, "go_on", told)
     found, calls = carried_out_by(Cells(CELLS), specs)
-    assert [{s.get("model") for s in call} for call in calls] in (
-        [{"llm"}, {"prm"}],
-        [{"prm"}, {"llm"}],
-    )
+    models = [{s.get("model") for s in call} for call in calls]
+    assert models in ([{"llm"}, {"prm"}], [{"prm"}, {"llm"}])
     first = [part for _, part in turns[: turns.index((calls[0][-1].setting, 1.0))]]
     assert first == sorted(first), "no cell is a turn ahead of another"
     failed = [s for s, outcome in found.items() if isinstance(outcome, OutOfMemory)]

@@ -32,6 +32,7 @@ from workbench.replay.miss_ratio import curve_sizes, miss_ratio
 from workbench.replay.simulator import search_calls
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording
+from workbench.search.recording import Recording
 from workbench.search.search import Search
 from workbench.search.variants import STRATEGIES
 
@@ -43,9 +44,8 @@ WHYS = ("evicted", "preempted", "partial")
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
-    return run_sweep(
-        sweep_config("quick", **SMALL), tmp_path_factory.mktemp("runs"), progress=False
-    )
+    runs = tmp_path_factory.mktemp("runs")
+    return run_sweep(sweep_config("quick", **SMALL), runs, progress=False)
 
 
 def test_the_row_adds_up_at_both_shares(sweep):
@@ -201,10 +201,8 @@ def test_a_share_that_needs_more_seeds_has_them(replayed, root) -> None:
     rate = study.runs.assign(rate=study.runs["sampled_tokens"] / study.runs["wall_s"])
     rate = rate.set_index(["llm_share", "seed"])["rate"]
     assert rows.loc[("tokens_per_s", 0.3), "value"] == pytest.approx(rate[0.3, 0])
-    both = (
-        study.runs[study.runs["seed"] < 2].groupby("llm_share")[["sampled_tokens", "wall_s"]].sum()
-    )
-    own = both["sampled_tokens"] / both["wall_s"]
+    both = study.runs[study.runs["seed"] < 2].groupby("llm_share")
+    own = both["sampled_tokens"].sum() / both["wall_s"].sum()
     assert rows.loc[("tokens_per_s", 0.5), "ratio"] == pytest.approx(own[0.5] / own[0.3])
 
 
@@ -224,21 +222,23 @@ def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(root) -
     rows = views.on_rungs(views.split_rows, [study], "memory_split")
     assert set(rows["rung"]) == {settings.RECORDED}
     lost = views.lost_time_rows(study)
-    assert claims.time_spent(lost, *lost["part"].unique()).between(0.999, 1.001).all(), (
-        "a replay has steps alone"
-    )
+    spent = claims.time_spent(lost, *lost["part"].unique())
+    assert spent.between(0.999, 1.001).all(), "a replay has steps alone"
     assert "a recorded search's" in provenance_of(study)
+
+
+def config_of(strategy: str, found: Recording, **more) -> SweepConfig:
+    """Of a recording by the tiny pair, at a share of 0.2."""
+    own = {"llm": found.llm.name, "prm": found.prm.name, "strategy": strategy, "prm_format": None}
+    own |= {"num_problems": len(found.problems), "n": 16, "max_model_len": 2048, **more}
+    own |= {name: getattr(found.settings, name) for name in execute.SAMPLED}
+    own |= {"problems": f"tiny-16-n16-{strategy.replace('_', '-')}", "total_memory": "64MiB"}
+    return plans.recorded_config("quick", shares=(0.2,), **own)
 
 
 def test_a_recording_of_a_strategy_without_a_width_is_replayed_as_its_own_pair(root) -> None:
     """Guards a KeyError, and the tiny pair drawn as the thesis's."""
-    name = "tiny-16-n16-rebase"
-    found = load_recording(name)
-    own = {"llm": found.llm.name, "prm": found.prm.name, "strategy": "rebase"}
-    own |= {"num_problems": len(found.problems), "n": 16, "max_depth": 40, "max_model_len": 2048}
-    own |= {"total_memory": "64MiB", "prm_format": None}
-    own |= {name: getattr(found.settings, name) for name in execute.SAMPLED}
-    config = plans.recorded_config("quick", problems=name, shares=(0.2,), **own)
+    config = config_of("rebase", load_recording("tiny-16-n16-rebase"), max_depth=40)
     (run,) = run_replayed(config, root, progress=False).all_runs.to_dict("records")
     assert (run["status"], run["rung"]) == ("finished", "replayed tiny-solver"), run["error"]
 
@@ -293,13 +293,8 @@ def test_a_search_without_a_prm_is_measured_in_an_arena_and_replayed() -> None:
     pair = execute.Pair(settings.RunSpec(config, 0.3, 0))
     row = pair.result_of(pair.search().play()).measured
     assert row["prm_active_bytes"] == 0 < row["llm_active_bytes"]
-    name = "tiny-16-n16-self-consistency"
-    found = load_recording(name)
-    own = {"llm": found.llm.name, "prm": found.prm.name, "strategy": "self_consistency"}
-    own |= {"num_problems": len(found.problems), "n": 16, "max_model_len": 2048}
-    own |= {"total_memory": "64MiB", "prm_format": None}
-    own |= {name: getattr(found.settings, name) for name in execute.SAMPLED}
-    config = plans.recorded_config("quick", problems=name, shares=(0.2,), **own)
+    found = load_recording("tiny-16-n16-self-consistency")
+    config = config_of("self_consistency", found)
     replayed = execute.replayed_run(PRESETS["h100"], settings.RunSpec(config, 0.2, 0)).measured
     assert replayed["prm_blocks_peak"] == 0 < replayed["llm_blocks_peak"]
     calls = search_calls(Answers(found), PRESETS["h100"])[1]

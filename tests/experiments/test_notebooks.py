@@ -66,9 +66,8 @@ def test_parameters_reach_a_notebook_progress_is_text_an_old_failure_goes(tmp_pa
     notebook(tmp_path / "nb", "01_a", CHECK, *cells)
     given = {"environment": {"WORKBENCH_BACKEND": "ray"}}
     (done,) = run(tmp_path, ["01_a"], {"shares": [0.1, 0.2]}, **given)
-    texts = [
-        o.text for c in nbformat.read(done, 4).cells for o in c.get("outputs", ()) if "text" in o
-    ]
+    outputs = [o for c in nbformat.read(done, 4).cells for o in c.get("outputs", ())]
+    texts = [output.text for output in outputs if "text" in output]
     assert texts[0].strip() == "[0.1, 0.2]"
     assert "tqdm.asyncio" in texts[1] or "tqdm.std" in texts[1]
     assert texts[2].split() == ["browser", "5", "ray"], "the user's choice wins"

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import jinja2.meta
@@ -91,10 +92,14 @@ def test_a_stranger_finds_the_six_answers_on_the_first_screen() -> None:
     assert len(re.findall(r"[.?] ", answers)) <= 6 + 12, "six questions, twelve sentences"
 
 
+def copy_figures(place: Path, *names: str, endings: str = "parquet json") -> None:
+    """Of these figures the files with these endings."""
+    for name, ending in product(names, endings.split()):
+        shutil.copy(FOLDER / f"{name}.{ending}", place)
+
+
 def copy_split(place: Path) -> None:
-    for name in ("memory_split", "lost_time"):
-        for ending in (".parquet", ".json", ".html"):
-            shutil.copy(FOLDER / f"{name}{ending}", place)
+    copy_figures(place, "memory_split", "lost_time", endings="parquet json html")
 
 
 def test_a_part_whose_figures_are_not_drawn_is_left_out(tmp_path) -> None:
@@ -148,11 +153,7 @@ def test_what_shares_lose_has_its_interval_where_the_rows_have_it_and_says_so_wh
 
 def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_path) -> None:
     """Counted again from the rows, at the smallest budget; one share there does not fit."""
-    replayed = "optimisation_replayed"
-    for name in ("optimisation.json", f"{replayed}.json", f"{replayed}.parquet"):
-        shutil.copy(FOLDER / name, tmp_path)
-    for ending in (".parquet", ".json"):
-        shutil.copy(FOLDER / f"memory_parts{ending}", tmp_path)
+    copy_figures(tmp_path, "optimisation", "optimisation_replayed", "memory_parts")
     rows = pd.read_parquet(FOLDER / "optimisation.parquet")
     rows = rows[rows["budget"] == rows["budget"].min()]
     bad = rows.iloc[[0]].assign(metric="infeasible", kv_share=0.9, value=float("nan"))
@@ -171,17 +172,14 @@ def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_pa
     worst = min(plain, key=plain.__getitem__)
     assert named["worstTried"] == f"{plain[worst] / best[0]:.2f} at {worst:g}"
     assert named["tinyStatic"].startswith(f"{plain[0.3] / best[0]:.2f} (")
-    assert (
-        len(named["tinyOthers"].replace(" and ", ", ").split(", ")) == int(named["tinyCount"]) - 1
-    )
+    others = named["tinyOthers"].replace(" and ", ", ").split(", ")
+    assert len(others) == int(named["tinyCount"]) - 1
     assert named["bestTried"].endswith("; 0.9 leaves a model less than one request")
 
 
 def test_what_more_memory_leaves_to_gain_is_told_for_every_further_budget(tmp_path) -> None:
     """Over the best static split of its own budget; nothing where one budget was tried."""
-    far = "optimisation_replayed"
-    for name in ("optimisation.json", f"{far}.json", f"{far}.parquet"):
-        shutil.copy(FOLDER / name, tmp_path)
+    copy_figures(tmp_path, "optimisation", far := "optimisation_replayed")
     rows = pd.read_parquet(FOLDER / "optimisation.parquet")
     rows = rows[rows["budget"] == rows["budget"].min()]
     ample = rows.assign(budget=2.0, value=3 * rows["value"], low=2 * rows["low"])
@@ -199,17 +197,13 @@ def test_what_more_memory_leaves_to_gain_is_told_for_every_further_budget(tmp_pa
     rows = pd.read_parquet(FOLDER / f"{far}.parquet").query("metric == 'tokens_per_s'")
     rate = rows[rows["budget"] == 1].set_index(["policy", "technique", "kv_share"])["value"]
     lost = rate.loc[FLOWING].iloc[0] / rate.loc["static", "none"].max()
-    assert (
-        told["farAmpleFlow"].startswith(f"{lost:.2f} (")
-        and " with 1 W and " in told["farAmpleFlow"]
-    )
+    flow = told["farAmpleFlow"]
+    assert flow.startswith(f"{lost:.2f} (") and " with 1 W and " in flow
 
 
 def test_padding_is_told_at_a_limit_of_both_kinds_and_a_fourth_pair_has_a_column(tmp_path) -> None:
     """As where the grid of a smaller profile has other limits than padded batches were tried at."""
-    for file in FOLDER.glob("*.*"):
-        if file.suffix in (".parquet", ".json"):
-            shutil.copy(file, tmp_path)
+    copy_figures(tmp_path, *{file.stem for file in FOLDER.glob("*.parquet")})
     rows = pd.read_parquet(tmp_path / "balance.parquet")
     few = (rows["metric"] == "waste") & (rows["kind"] == "continuous")
     few &= ~rows["max_num_seqs"].isin([8, 64, 512])
@@ -247,9 +241,7 @@ def test_values_that_the_thesis_gives_are_not_counted_as_open(drawn) -> None:
     assert untried and int(named["givenCount"]) == len(sensitivity.GIVEN) == 5
     depend = rows.index[rows["conclusion"] == sensitivity.DEPENDS].difference(sensitivity.GIVEN)
     most = re.split(", | and ", named["missingMost"])
-    assert most and set(most) <= set(depend), (
-        "of several that change as much none is called the most"
-    )
+    assert most and set(most) <= set(depend), "of several that change as much none is the most"
     others = set(re.split(", | and ", named["missingNames"])) - {"none"}
     assert {*most, *others} == set(depend)
 

@@ -257,9 +257,8 @@ def test_gains_of_hard_and_easier_levels_are_those_of_the_problems_both_budgets_
     failed = (runs["strategy"] == "beam_search") & (runs["n"] == runs["n"].max())
     kept = tuple(runs.loc[~failed, "folder"])
     fewer, _ = views.gains_by_level(replace(strategies, folders=kept))
-    assert fewer.loc[views.EASIER, "gain"] > 0, (
-        "a strategy that lacks a run leaves the others theirs"
-    )
+    gain = fewer.loc[views.EASIER, "gain"]
+    assert gain > 0, "a strategy that lacks a run leaves the others theirs"
 
 
 def test_problems_without_a_level_have_no_part_in_what_levels_gain(strategies, monkeypatch):
@@ -349,9 +348,8 @@ def test_claims_are_judged_by_their_rules(sweep, lost):
     assert eviction.number.endswith("it depends on the machine's noise"), "no two did equal work"
     assert thrash.verdict == "depends on"
     nothing = "0.08, 0.20, 0.30 and 0.40"  # thrashed, of too few look-ups to say that it never does
-    assert thrash.number.endswith(
-        f"it is rare at none and common at 0.50; too few events tell at {nothing}"
-    )
+    told = f"it is rare at none and common at 0.50; too few events tell at {nothing}"
+    assert thrash.number.endswith(told)
     assert all(claim.number and claim.figure in plots.FIGURES for claim in [*judged, thrash])
     few = views.thrashing_rows(sweep).replace({"llm_share": {0.08: 0.0}})
     few.loc[few["value"] == 0, "high"] = 9.9
@@ -363,10 +361,9 @@ def test_the_sentence_on_thrashing_takes_the_ends_that_its_claim_takes():
     """The model with most events may be sure to be rare, while the other's are too few to tell."""
     ends = {"value": [2.0, 0.5], "low": [1.0, 0.0], "high": [4.0, 30.0]}
     rows = pd.DataFrame({"metric": "events_per_1000", "engine": ["llm", "prm"], **ends})
+    rows["llm_share"] = 0.3
     lost = pd.DataFrame({"llm_share": [0.3], "part": "waiting", "seconds": 1.0, "wall_s": 2.0})
-    assert "at 0.30 too few events tell" in claims.thrashing_in_words(
-        rows.assign(llm_share=0.3), lost
-    )
+    assert "at 0.30 too few events tell" in claims.thrashing_in_words(rows, lost)
 
 
 def test_claims_can_fail(sweep):
@@ -404,10 +401,8 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
         bounds = dict(zip(("ratio_low", "ratio_high"), reach))
         table = table.assign(ratio=table["value"] / 102.0, **bounds)
         ends = [("peak_share", low, high), ("same_work", *same)]
-        found = [
-            {"llm_share": 0.3, "value": 0.3, "metric": m, "low": a, "high": b} for m, a, b in ends
-        ]
-        rows = pd.concat([table, pd.DataFrame(found)])
+        found = pd.DataFrame(ends, columns=["metric", "low", "high"])
+        rows = pd.concat([table, found.assign(llm_share=0.3, value=0.3)])
         return claims.split_in_words(rows), claims.peak_claim(rows)
 
     words, claim = told(0.2, 0.3, (0.2, 0.3))
@@ -416,10 +411,8 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
         "generated tokens/s; it is 90 at 0.08 (-11.8% against 0.30) and 80 at 0.50 (-21.6% against "
         "0.30)."
     )
-    assert (
-        "90 at 0.08 (-11.8% [-12.0%, -10.0%] against 0.30)"
-        in told(0.2, 0.3, (0.2, 0.3), (0.88, 0.9))[0]
-    )
+    bounded, _ = told(0.2, 0.3, (0.2, 0.3), (0.88, 0.9))
+    assert "90 at 0.08 (-11.8% [-12.0%, -10.0%] against 0.30)" in bounded
     assert claim.number == (
         "fastest from 0.20 to 0.30, which do the same work [0.20, 0.30]; against 0.30 -11.8% at "
         "0.08 and -21.6% at 0.50"
@@ -456,9 +449,7 @@ def test_the_committed_ratios_are_those_of_their_rates_and_bounded_everywhere():
         assert of_rates.between(off["ratio_low"], off["ratio_high"]).all()
         half = (off["ratio_high"] - off["ratio_low"]) / 2
         assert all(found <= wide.get((rung, share), 0.02) for share, found in half.items())
-        assert (off["ratio_low"] <= off["ratio"]).all() and (
-            off["ratio"] <= off["ratio_high"]
-        ).all()
+        assert off["ratio"].between(off["ratio_low"], off["ratio_high"]).all()
 
 
 def test_a_claim_is_judged_of_each_pair_of_models_by_its_own_rows():
@@ -548,9 +539,8 @@ def test_pairs_agree_by_the_interval_of_the_peak_and_by_the_order_of_shares():
     alike = pd.DataFrame(rows, columns=columns).replace({"value": dict.fromkeys((4, 5, 2, 1), 1.0)})
     assert "agrees" not in (said := claims.rungs_in_words(alike)) and "differs" not in said
     assert said.count("the shares have no order to compare") == 2
-    lacks = pd.DataFrame(
-        [row for row in rows if row[2] != 0.2 or row[0] == REPLAYED], columns=columns
-    )
+    few = [row for row in rows if row[2] != 0.2 or row[0] == REPLAYED]
+    lacks = pd.DataFrame(few, columns=columns)
     assert claims.rungs_in_words(lacks).count("too few shares were tried there for an order") == 1
 
 

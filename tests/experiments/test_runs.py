@@ -21,20 +21,12 @@ from workbench.errors import ConfigError, DeviceOutOfMemory, OutOfMemory, RunSto
 from workbench.experiments import runs as run_store
 from workbench.experiments.memory import feasibility
 from workbench.experiments.plans import sweep_config
-from workbench.experiments.runs import (
-    CONFIG,
-    TEMPORARY,
-    RunResult,
-    RunStore,
-    compare,
-    held,
-    load_runs,
-    status_of,
-)
+from workbench.experiments.runs import RunResult, RunStore, compare, held, load_runs, status_of
 from workbench.experiments.settings import COUNTED, TIMED, RunSpec
 from workbench.experiments.statistics import WORK
 from workbench.trace import write_table
 
+TEMPORARY = run_store.TEMPORARY
 CONFIGURATION = sweep_config("quick", num_problems=3)
 SPEC = RunSpec(CONFIGURATION, 0.3, 0)
 
@@ -45,7 +37,8 @@ def test_a_run_is_stored_whole_with_its_settings_and_found_by_its_fingerprint(tm
     assert store.stored(SPEC, IDENTITY) == folder
     assert folder.name == f"split-0.300-seed0-{SPEC.fingerprint(IDENTITY)}"
     files = {"runs", "problems", "steps", "requests", "nodes", "spans"}
-    assert {p.name for p in folder.iterdir()} == {f"{t}.parquet" for t in files} | {CONFIG}
+    own = {p.name for p in folder.iterdir()}
+    assert own == {f"{table}.parquet" for table in files} | {run_store.CONFIG}
     assert run_store.read_config(folder)["parameters"]["llm_share"] == 0.3
     assert [p for p in tmp_path.iterdir() if p.name.startswith(TEMPORARY)] == []
     row = load_runs(tmp_path).iloc[0]
@@ -125,9 +118,8 @@ def two_runs(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz"])
-def test_runs_arrive_as_they_left_and_a_second_time_change_nothing(
-    tmp_path, two_runs, ending, monkeypatch
-):
+def test_runs_arrive_as_they_left_and_only_once(tmp_path, two_runs, ending, monkeypatch):
+    """A second time they change nothing."""
     unpack, scratch = run_store._unpack, []
     monkeypatch.setattr(run_store, "_unpack", lambda *to: scratch.append(to[1]) or unpack(*to))
     archive, there = tmp_path / f"runs{ending}", tmp_path / "there"
@@ -239,9 +231,7 @@ def test_a_run_that_another_process_finishes_meanwhile_is_kept(tmp_path, two_run
     shutil.copytree(target, late := tmp_path / "here" / ".late")
     (late / "late").touch()
     really, told = run_store.status_of, iter(["failed"])
-    monkeypatch.setattr(
-        "workbench.experiments.runs.status_of", lambda folder: next(told, None) or really(folder)
-    )
+    monkeypatch.setattr(run_store, "status_of", lambda of: next(told, None) or really(of))
     store.publish(late, target)
     assert status_of(target) == "finished" and not (target / "late").exists()
     assert not [*(tmp_path / "here").glob(".*")]
@@ -424,10 +414,8 @@ def test_counts_of_other_problems_are_not_set_beside_each_other(tmp_path):
 
 
 def test_several_seeds_pair_by_problem_and_seed(tmp_path):
-    sides = [
-        [store_fake(tmp_path, RunSpec(SEARCHED, share, seed)) for seed in (0, 1)]
-        for share in (0.3, 0.5)
-    ]
+    specs = ([RunSpec(SEARCHED, share, seed) for seed in (0, 1)] for share in (0.3, 0.5))
+    sides = [[store_fake(tmp_path, spec) for spec in side] for side in specs]
     assert compare(*sides).accuracy["problems"].max() == 6
     assert compare(tmp_path, tmp_path).identical  # a sweep with itself pairs by share too
 

@@ -9,19 +9,9 @@ import pytest
 from workbench.errors import ConfigError
 from workbench.experiments import sensitivity
 from workbench.experiments.plans import sweep_config
-from workbench.experiments.sensitivity import (
-    DEPENDS,
-    UNTRIED,
-    Base,
-    FixedPRM,
-    Setting,
-    missing_values,
-    values,
-)
+from workbench.experiments.sensitivity import DEPENDS, UNTRIED, Base, Setting, missing_values
 
-SMALL = replace(
-    Base(), asked=replace(Base().asked, n=4, in_flight=2, max_num_seqs=16), rounds=4, replays=3
-)
+SMALL = Base.of({"n": 4, "in_flight": 2, "max_num_seqs": 16}, rounds=4, replays=3)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +58,8 @@ def test_swapping_takes_back_what_computing_again_cost_and_no_more() -> None:
 def test_what_does_not_fit_is_a_row_that_says_so_and_ends_no_study() -> None:
     """A PRM that half of the memory cannot hold, and a pair that fits at no share that is asked."""
     small = replace(SMALL, asked=replace(SMALL.asked, device="rtx-4090", total="22GiB"))
-    (prm,) = small.replayed("the PRM's remainder", Setting("always 0.5", pair=FixedPRM))["lacks"]
+    half = Setting("always 0.5", pair=sensitivity.FixedPRM)
+    (prm,) = small.replayed("the PRM's remainder", half)["lacks"]
     assert "leaves llama-3.1-8b-prm 11.0 GiB" in prm
     other = {"llm": "llama-3.1-8b-prm", "prm": "llama-3.2-1b"}
     (none,) = small.replayed("GPU", Setting("turned", other))["lacks"]
@@ -77,10 +68,10 @@ def test_what_does_not_fit_is_a_row_that_says_so_and_ends_no_study() -> None:
 
 def test_reasons_are_true_of_other_questions_too() -> None:
     """Where only what is replayed is set otherwise, and where nothing would fit turned round."""
-    why = {value.name: value.why for value in values()}["problems in flight"]
+    why = {value.name: value.why for value in sensitivity.values()}["problems in flight"]
     assert why == "their beams are 3 times max_num_seqs on both scales"
     own = Base(replace(Base().asked, n=8, in_flight=24))
-    why = {value.name: value.why for value in values(own)}["problems in flight"]
+    why = {value.name: value.why for value in sensitivity.values(own)}["problems in flight"]
     assert why == "their beams are 3 (tiny) and 0.75 times max_num_seqs"
 
 
@@ -174,14 +165,10 @@ def test_what_is_asked_otherwise_is_what_is_told_to_be_taken() -> None:
     taken = {value.name: value.taken for value in sensitivity.values(base)}
     assert taken["n"] == "16 (tiny), 64 (thesis scale)"
     assert taken["problems in flight"].endswith("24 (thesis scale)")
-    assert (
-        taken["depth of the search"] == "the first 32 rounds, two a step"
-        and "h100 (thesis" in taken["GPU"]
-    )
-    (row,) = base.replayed("problems in flight", Setting("96", {"in_flight": 96})).to_dict(
-        "records"
-    )
-    assert row["lacks"].startswith("n = 64 with 96 problems in flight are 6,144 beams")
+    assert taken["depth of the search"] == "the first 32 rounds, two a step"
+    assert "h100 (thesis" in taken["GPU"]
+    (lacks,) = base.replayed("problems in flight", Setting("96", {"in_flight": 96}))["lacks"]
+    assert lacks.startswith("n = 64 with 96 problems in flight are 6,144 beams")
     assert len(base.replays_left("default", ["problems in flight"])) == 10 * 3, "12, 24, as taken"
 
 

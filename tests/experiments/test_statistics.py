@@ -72,9 +72,8 @@ def test_the_interval_of_a_median_is_that_of_the_tables_and_covers():
         assert (found.low, found.high) == (low, high)
     assert statistics.median_interval([1.0, 2.0, 3.0, 4.0, 5.0]).low == -np.inf
     draws = np.random.default_rng(0).exponential(size=(400, 25))  # the median is log 2
-    covered = [
-        (i := statistics.median_interval(row)).low <= np.log(2) <= i.high for row in draws.tolist()
-    ]
+    found = map(statistics.median_interval, draws.tolist())
+    covered = [interval.low <= np.log(2) <= interval.high for interval in found]
     assert 0.93 <= np.mean(covered) <= 1.0
 
 
@@ -265,8 +264,7 @@ def test_a_run_that_was_repeated_counts_once_as_its_mean_and_is_the_surer():
         for (run, wall), problem in product(seconds.items(), "ab")
     ])  # fmt: skip
     noise = statistics.Noise(sigma=0.02, degrees=5)
-    pooled, alone = (
-        draw_rates(rows, each, "llm_share", noise=noise).ratio(0.5, 0.3) for each in (runs, once)
-    )
+    rates = (draw_rates(rows, each, "llm_share", noise=noise) for each in (runs, once))
+    pooled, alone = (each.ratio(0.5, 0.3) for each in rates)
     assert (pooled.estimate, alone.estimate) == (pytest.approx(1.0), pytest.approx(1.2))
     assert (pooled.high - pooled.low) / 1.0 < (alone.high - alone.low) / 1.2

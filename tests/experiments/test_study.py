@@ -306,10 +306,9 @@ def test_short_profiles_draw_what_is_committed_of_replayed_rungs(name, monkeypat
     own, record = read_figure(name, committed_tree() / "figures")
     own = own[own["rung"].isin([RECORDED, REPLAYED])].reset_index(drop=True)
     pd.testing.assert_frame_equal(on_rungs(None, rungs, name), own)
-    said, commit = provenance_of(*rungs, figure=name), record["git"]["commit"][:9]
-    assert (
-        said.count("Nothing was run") == said.count(f"Rows of commit {commit}, drawn again.") == 2
-    )
+    said = provenance_of(*rungs, figure=name)
+    again = f"Rows of commit {record['git']['commit'][:9]}, drawn again."
+    assert said.count("Nothing was run") == said.count(again) == 2
     assert said.index("smollm2-135m") < said.index("llama-3.2-1b")
     assert not study.committed("full", None) and not study.committed("default", None, 4)
 

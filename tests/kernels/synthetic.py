@@ -98,11 +98,8 @@ def random_step(
         offsets[:, :common] = offsets[0, :common]
     context = context_of(sequences, offsets)
     width = (heads + 2 * kv_heads) * head_dim
-    qkv = (
-        torch.from_numpy(draw.standard_normal((len(context.positions), width), np.float32))
-        .half()
-        .float()
-    )
+    drawn = draw.standard_normal((len(context.positions), width), np.float32)
+    qkv = torch.from_numpy(drawn).half().float()
     shape, aligned = (block_size, kv_heads, head_dim), not (offsets % 16).any()
     cache = LayerCache(torch.from_numpy(data), BASE, *shape, aligned)
     return Step(qkv, cache, context)

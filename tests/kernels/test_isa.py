@@ -202,14 +202,8 @@ def doubled(number):
 def test_kept_kernels_are_of_their_set(tmp_path: Path) -> None:
     """A set does not find what another one has kept, and then finds its own."""
     (tmp_path / "kept.py").write_text(KEPT)
-    found = [
-        printed(
-            "import kept; print(sum(kept.doubled.stats.cache_hits.values()))",
-            **environment(name),
-            PYTHONPATH=str(tmp_path),
-        )
-        for name in host_sets() * 2
-    ]
+    hits, path = "import kept; print(sum(kept.doubled.stats.cache_hits.values()))", str(tmp_path)
+    found = [printed(hits, **environment(name), PYTHONPATH=path) for name in host_sets() * 2]
     assert found == ["0"] * len(host_sets()) + ["1"] * len(host_sets())
 
 

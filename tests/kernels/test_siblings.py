@@ -5,18 +5,12 @@ import pytest
 import torch
 
 from tests.kernels.synthetic import context_of, random_step
-from workbench.kernels import ForwardContext, load_kernels
+from tests.kernels.test_kernels import HEADS, attended, cpu
+from workbench.kernels import ForwardContext
 from workbench.kernels.cpu.attention import find_siblings
 
-cpu = load_kernels(torch.device("cpu"), torch.float32, threads=2)
-SHAPES = {
-    "solver": (8, 1, 16),
-    "odd_group": (6, 2, 24),
-    "smollm2": (9, 3, 64),
-    "llama_1b": (8, 2, 64),
-    "one_query_head": (4, 4, 16),
-    "more_heads_than_a_tile": (50, 1, 16),
-}
+SHAPES = {name: HEADS[name] for name in ("solver", "odd_group", "smollm2", "mha")}
+SHAPES |= {"llama_1b": (8, 2, 64), "more_heads_than_a_tile": (50, 1, 16)}
 
 
 @pytest.mark.parametrize("siblings", [2, 5, 20])
@@ -25,14 +19,10 @@ SHAPES = {
 def test_siblings_attend_as_if_alone(shape: str, block_size: int, siblings: int) -> None:
     """Blocks read once for all siblings give the bits of each one's own copy of them."""
     sequences = [(96 + 7 * number % 50, 1) for number in range(siblings)]
-    together = random_step(SHAPES[shape], sequences, block_size, by_position=False, shared=96)
-    alone = random_step(
-        SHAPES[shape], sequences, block_size, by_position=False, shared=96, copied=True
-    )
-    one, other = together.room(), alone.room()
-    cpu.attend(together.qkv, one, together.cache, together.context)
-    cpu.attend(alone.qkv, other, alone.cache, alone.context)
-    assert torch.equal(one, other)
+    how = {"by_position": False, "shared": 96}
+    together = random_step(SHAPES[shape], sequences, block_size, **how)
+    alone = random_step(SHAPES[shape], sequences, block_size, **how, copied=True)
+    assert torch.equal(attended(cpu, together), attended(cpu, alone))
 
 
 def groups_of(context: ForwardContext, group: int = 2) -> list[tuple[int, int, int]]:

@@ -147,11 +147,7 @@ def test_kernels_compile_for_a_gpu(capability: int, tmp_path: Path) -> None:
     script.write_text(COMPILE)
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, str(script), str(capability), str(USAGE)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, str(script), str(capability), str(USAGE)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     sys.stdout.write(done.stdout)
     assert done.returncode == 0, done.stderr

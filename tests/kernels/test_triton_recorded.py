@@ -1,6 +1,5 @@
 """Decoding steps recorded once and launched again, over whatever their arrays hold by then."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -38,12 +37,7 @@ def test_recorded_work_sees_what_its_arrays_hold_now() -> None:
     step = random_step((2, 1, 16), [(66, 1), (64, 1), (40, 1)], 8, shared=32)
     step, context = step.to(torch.float32, DEVICE), step.context
     out, ours = step.room(), kernels(torch.float32, SMALL)
-    captured = []
-
-    def capture(work: Callable[[], None]) -> Callable[[], None]:
-        captured.append(work)
-        return work
-
+    capture = Mock(side_effect=lambda work: work)
     attend = partial(ours.attend, step.qkv, out, step.cache, context)
     again = RecordedWork(ours, attend, capture)
     for lengths in ([3, 2, 1], [5, 9, 1], [7, 8, 2], [40, 30, 20], [67, 65, 41], [66, 64, 40]):
@@ -51,7 +45,7 @@ def test_recorded_work_sees_what_its_arrays_hold_now() -> None:
         context.positions[:] = context.context_len - 1
         again()
         torch.testing.assert_close(out, expected(step), rtol=2e-5, atol=2e-5)
-    assert len(captured) == 2  # up to two spans, and three: what is shared is no part of a size
+    assert capture.call_count == 2  # up to two spans, and three: what is shared is no part of it
 
 
 def test_a_capture_that_fails_is_ended_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,12 +69,7 @@ def test_a_size_that_cannot_be_captured_is_launched_one_by_one() -> None:
     """A warning says why; its steps are right, and nobody tries again."""
     step = random_step((2, 1, 16), [(66, 1), (40, 1)], 8).to(torch.float32, DEVICE)
     out, ours = step.room(), kernels(torch.float32, SMALL)
-    tried = []
-
-    def capture(work: Callable[[], None]) -> Callable[[], None]:
-        tried.append(work)
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+    capture = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     attend = partial(ours.attend, step.qkv, out, step.cache, step.context)
     again = RecordedWork(ours, attend, capture)
     with pytest.warns(RuntimeWarning, match=r"one by one, slower: no CUDA graph \(CUDA out of"):
@@ -89,7 +78,7 @@ def test_a_size_that_cannot_be_captured_is_launched_one_by_one() -> None:
         out.fill_(torch.nan)
         again()
         torch.testing.assert_close(out, expected(step), rtol=2e-5, atol=2e-5)
-    assert len(tried) == 1
+    assert capture.call_count == 1
 
 
 def test_rows_beyond_a_step_s_own_belong_to_nobody() -> None:

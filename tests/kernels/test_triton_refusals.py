@@ -34,11 +34,8 @@ def test_types_are_refused(dtype: torch.dtype, said: str) -> None:
 @pytest.mark.parametrize(
     ("block_size", "head_dim", "said"),
     [
-        (16, 8, "head_dim=8; .* from 16 to 128"),
-        (16, 20, "head_dim=20; .* from 16 to 128"),
-        (16, 136, "head_dim=136; .* from 16 to 128"),
-        (24, 64, "block_size=24; .* powers of two up to 256"),
-        (512, 64, "block_size=512; .* powers of two up to 256"),
+        *((16, width, f"head_dim={width}; .* from 16 to 128") for width in (8, 20, 136)),
+        *((size, 64, f"block_size={size}; .* powers of two up to 256") for size in (24, 512)),
     ],
 )
 def test_heads_and_blocks_are_refused(block_size: int, head_dim: int, said: str) -> None:

@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.synthetic import context_of
 from workbench.kernels.triton.attention import Shape, Tiles
-from workbench.kernels.triton.graphs import (
-    DecodeLists,
-    StepWork,
-    padded,
-    plan_work,
-    shared_spans,
-)
+from workbench.kernels.triton.graphs import DecodeLists, StepWork, padded, plan_work, shared_spans
 
 TILES = Tiles(queries=16, tile=16, span=16)
 BLOCK = 8

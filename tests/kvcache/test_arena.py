@@ -1,6 +1,5 @@
 """The arena's laws, one example each."""
 
-from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
@@ -9,14 +8,7 @@ import pytest
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import BlockShape, KVArena, PageShape, choose_page, pack
 from workbench.kvcache.manager import KVCacheManager
-from workbench.kvcache.policies import (
-    FirstCome,
-    Grant,
-    MarginalValue,
-    ModelState,
-    PhaseAware,
-    StaticSplit,
-)
+from workbench.kvcache.policies import FirstCome, Grant, MarginalValue, PhaseAware, StaticSplit
 from workbench.kvcache.pool import ResizeAnswer
 
 SIZE = 4  # tokens a block
@@ -299,7 +291,7 @@ def test_a_resize_keeps_what_a_policy_has_learned() -> None:
 
 def test_a_policy_that_would_starve_a_model_is_refused() -> None:
     class Greedy(StaticSplit):
-        def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
+        def grants(self, models, num_pages: int) -> list[Grant]:
             return [Grant(0, 0, 0), Grant(num_pages, num_pages, num_pages)]
 
     with pytest.raises(ConfigError, match="Greedy grants 'llm' Grant"):

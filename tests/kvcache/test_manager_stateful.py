@@ -2,14 +2,7 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from tests.kvcache.naive import ComparedCache
 from workbench.kvcache.arena import BlockShape, KVArena, PageShape

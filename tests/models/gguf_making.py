@@ -12,16 +12,10 @@ from gguf import quants
 LAYERS, HIDDEN, HEADS, KV_HEADS, INNER, VOCAB = 2, 64, 4, 2, 96, 320
 HEAD_DIM = HIDDEN // HEADS
 CONFIG = {  # of the folder that the small model would be
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": LAYERS,
-    "hidden_size": HIDDEN,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "intermediate_size": INNER,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": float(np.float32(1e-5)),
-}
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": LAYERS, "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "intermediate_size": INNER,
+    "vocab_size": VOCAB, "max_position_embeddings": 128, "rms_norm_eps": float(np.float32(1e-5)),
+}  # fmt: skip
 PARTS = {
     "input_layernorm": ("attn_norm", (HIDDEN,)),
     "self_attn.q_proj": ("attn_q", (HIDDEN, HIDDEN)),
@@ -63,15 +57,10 @@ TOKENS = {  # what a file says of a small tokenizer
 
 
 SIZES = {
-    "block_count": LAYERS,
-    "embedding_length": HIDDEN,
-    "feed_forward_length": INNER,
-    "attention.head_count": HEADS,
-    "attention.head_count_kv": KV_HEADS,
-    "context_length": 128,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-    "rope.freq_base": 10000.0,
-}
+    "block_count": LAYERS, "embedding_length": HIDDEN, "feed_forward_length": INNER,
+    "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "context_length": 128,
+    "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
+}  # fmt: skip
 ADDERS = {bool: "add_bool", int: "add_uint32", float: "add_float32", str: "add_string"}
 
 

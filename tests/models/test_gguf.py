@@ -231,11 +231,8 @@ def test_a_file_that_does_not_say_has_keys_of_every_head(tmp_path: Path) -> None
     for name in list(tensors):
         if ".k_proj." in name or ".v_proj." in name:
             tensors[name] = tensors[name.replace("k_proj", "q_proj").replace("v_proj", "q_proj")]
-    path = write_gguf(
-        tmp_path / "model.gguf", tensors, about={"llama.attention.head_count_kv": heads}
-    )
-    expected = load_model(str(path))
-    silent = {"llama.attention.head_count_kv": None}
+    said, silent = ({"llama.attention.head_count_kv": count} for count in (heads, None))
+    expected = load_model(str(write_gguf(tmp_path / "model.gguf", tensors, about=said)))
     found = load_model(str(write_gguf(tmp_path / "older.gguf", tensors, about=silent)))
     assert found.spec.kv_heads == expected.spec.kv_heads == heads
     for one, other in zip(found.products, expected.products, strict=True):

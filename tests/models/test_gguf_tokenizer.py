@@ -54,12 +54,8 @@ def trained(name: str) -> Backend:
     backend = Backend(models.BPE())
     rules = json.loads(backend.to_str()) | RULES[name] | {"decoder": _GPT2}
     backend = Backend.from_str(json.dumps(rules))
-    trainer = trainers.BpeTrainer(
-        vocab_size=420,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    how = {"special_tokens": SPECIAL, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    trainer = trainers.BpeTrainer(vocab_size=420, show_progress=False, **how)
     backend.train_from_iterator(TEXTS * 20, trainer)
     backend.add_tokens([AddedToken(token, normalized=False) for token in OWN])
     rules = json.loads(backend.to_str())

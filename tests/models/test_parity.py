@@ -13,14 +13,8 @@ from workbench.models.loading import load_model
 
 transformers = pytest.importorskip("transformers")
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 SHAPES = {
     "gqa_tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
     "mha_untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
@@ -35,17 +29,11 @@ NEAR_TIE = 1e-4  # a difference is allowed where the reference's best two logits
 
 def peer_model(folder: Path, family: str = "Llama", **changes: object) -> torch.nn.Module:
     """A model of a family, with weights so large that logits differ clearly, saved in `folder`."""
-    shape = {
-        "vocab_size": 320,
-        "hidden_size": 64,
-        "intermediate_size": 136,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.15,
-    }
+    shape = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 136}
+    shape |= {"num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 512}
+    shape |= {"initializer_range": 0.15} | changes
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**{**shape, **changes})
+    config = getattr(transformers, f"{family}Config")(**shape)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, weights in model.named_parameters():

@@ -11,6 +11,7 @@ import ssl
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -151,10 +152,8 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_download_broken_off_between_shards_is_not_complete(snapshot: Path) -> None:
     """Whether or not the index is readable or there; the config alone is found all the while."""
-    index, files = (
-        snapshot / "model.safetensors.index.json",
-        registry.CONFIG_FILES + registry.WEIGHT_FILES,
-    )
+    index = snapshot / "model.safetensors.index.json"
+    files = registry.CONFIG_FILES + registry.WEIGHT_FILES
     for text in (INDEX, "", "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}'):
         assert in_cache("owner/name", files) is None
         index.write_text(text)
@@ -228,11 +227,7 @@ def test_a_second_copy_of_the_weights_is_not_fetched(tmp_path, monkeypatch) -> N
 @pytest.mark.parametrize(("error", "message"), FAILURES, ids=lambda value: type(value).__name__)
 def test_what_stopped_a_download_is_named(error, message, tmp_path, monkeypatch) -> None:
     """The disk, the account or the network: each has another remedy."""
-
-    def snapshot_download(*_: object, **__: object) -> str:
-        raise error
-
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=error))
     with pytest.raises(ModelError, match=message.format(cache=tmp_path)):
         find_model("owner/name")

@@ -45,11 +45,8 @@ def test_a_value_head_takes_the_vocabularys_place() -> None:
 
 def test_mistrals_window_is_known() -> None:
     """4,096 where a config does not say it, as `transformers` reads it."""
-    for given, expected in (
-        ({"sliding_window": None}, None),
-        ({"sliding_window": 9}, 9),
-        ({}, 4096),
-    ):
+    cases = ({"sliding_window": None}, None), ({"sliding_window": 9}, 9), ({}, 4096)
+    for given, expected in cases:
         mistral = LLAMA_1B | {"architectures": ["MistralForCausalLM"]} | given
         assert ModelSpec.from_config(mistral).sliding_window == expected
         assert ModelSpec.from_config(LLAMA_1B | given).sliding_window is None
@@ -76,6 +73,8 @@ def test_llama3_scaling_keeps_fast_rotations_and_stretches_slow_ones() -> None:
     assert ((after <= before) & (after >= before / 32.001)).all()
 
 
+TWO = "rope_parameters .* and rope_scaling .*; remove one"
+YARN = {"type": "yarn", "factor": 2.0}
 REFUSED: list[tuple[dict[str, object], str]] = [
     ({"architectures": ["OPTForCausalLM"]}, "OPTForCausalLM.*supported: LlamaForCausalLM"),
     ({"architectures": [["a"]]}, rf"\[\['a'\]\]; supported: {', '.join(ARCHITECTURES)}"),
@@ -90,10 +89,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"rope_theta": 1e-30}, "rope_theta = 1e-30; supported: 1 or more"),
     ({"rope_scaling": {"rope_type": 3}}, "rope_scaling says rope_type = 3; allowed: a text"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn'"),
-    (
-        {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_parameters": {"rope_theta": 1e6}},
-        "rope_parameters .* and rope_scaling .*; remove one",
-    ),
+    ({"rope_scaling": YARN, "rope_parameters": {"rope_theta": 1e6}}, TWO),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "lacks 'low_freq_factor'"),
     ({"rope_scaling": STRETCHED | {"high_freq_factor": 1}}, r"1\.0; supported: more than low_freq"),
     ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "= 0; allowed: a whole"),
@@ -101,10 +97,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0\.5; supported: 1\.0"),
     ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"factor = 0\.5; allowed: none beside"),
     ({"rope_parameters": {"full_attention": STRETCHED}}, "says full_attention = .*allowed: none"),
-    (
-        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_theta": 1e6}},
-        "rope_parameters .* and rope_scaling .*; remove one",
-    ),
+    ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_theta": 1e6}}, TWO),
     (
         {"rope_scaling": STRETCHED, "original_max_position_embeddings": 4096},
         "original_max_position_embeddings = 4096; allowed: 8192, as its rotations say",
@@ -151,8 +144,7 @@ def test_a_number_that_is_none_is_named(wrong: object) -> None:
     for name, change in changes.items():
         with pytest.raises(ModelError, match=rf"{name} = .*; allowed: a number above 0"):
             ModelSpec.from_config(LLAMA_1B | change)
+    said = r"config\.json holds .*; allowed: an object of settings"
     for config in ([], 5, "text", None):
-        with pytest.raises(
-            ModelError, match=r"config\.json holds .*; allowed: an object of settings"
-        ):
+        with pytest.raises(ModelError, match=said):
             ModelSpec.from_config(config)  # type: ignore[arg-type]

@@ -18,7 +18,6 @@ from nbclient import NotebookClient
 from nbconvert.filters import markdown2html
 
 from tests.widgets.conftest import HOSTILE
-from workbench.cli import main
 from workbench.experiments.notebooks import notebook_files, parameters_of, run_notebooks
 from workbench.plots import FIGURES
 from workbench.widgets.live import in_words
@@ -100,17 +99,14 @@ def test_parameters_come_first_and_are_independent_literals(file):
 TEXT = f"{HOSTILE} **a** [b](c) | `d` |"
 FAILED = Snapshot("failed", 1.0, "", *[0] * 6, None, (), [], {"llm": 0, "prm": 0}, problem=TEXT)
 NAMED = SimpleNamespace(config=SimpleNamespace(llm=TEXT, prm=TEXT), how="measured", shares=TEXT)
+OF_NAMED = SimpleNamespace(pairs=[NAMED])
 
 
 @pytest.mark.parametrize(
     ("name", "part", "given"),
     [
         ("live_memory_split", "in_words(seen)", {"in_words": in_words, "seen": FAILED}),
-        (
-            "01_memory_requirements",
-            "ends =",
-            {"study": SimpleNamespace(pairs=[NAMED]), "beyond": ()},
-        ),
+        ("01_memory_requirements", "ends =", {"study": OF_NAMED, "beyond": ()}),
     ],
 )
 def test_what_an_error_or_a_model_says_of_itself_is_shown_as_text(name, part, given):
@@ -218,13 +214,12 @@ def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed,
 
 
 @pytest.mark.slow
-def test_a_dry_run_knows_every_replay_that_the_notebooks_make(executed, capsys):
+def test_a_dry_run_knows_every_replay_that_the_notebooks_make(executed, says):
     """What it would replay is what they replayed: of the same settings nothing is left."""
     words = [word for name, value in TINY.items() for word in ("-p", f"{name}={json.dumps(value)}")]
     words += ["--dry-run", "--profile", "quick", "--runs", str(executed / "runs")]
     names = [name for name in DRAWN if name[:2] not in ("09", "12", "13")]
-    assert main(["figures", *names, *words]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(says("figures", *names, *words).split())
     left = re.findall(r"replayed[^:]*: (\d+) of (\d+) replays to do", shown)
     assert len(left) == 8
     assert all(todo == "0" and int(total) > 0 for todo, total in left), left

@@ -29,10 +29,7 @@ def rooms(shares=SHARES):
 def split_rows(shares=SHARES):
     """Tidy rows of memory_split: a hump with its peak at 0.3."""
     hump = 1 - 4 * (np.asarray(shares) - 0.3) ** 2
-    heights = {
-        "tokens_per_s": 2400 * hump,
-        "problems_per_min": 31 * hump,
-    }
+    heights = {"tokens_per_s": 2400 * hump, "problems_per_min": 31 * hump}
     parts = [
         rooms(shares).assign(metric=name, value=v, low=0.93 * v, high=1.06 * v)
         for name, v in heights.items()

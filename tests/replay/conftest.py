@@ -28,13 +28,10 @@ class Measured(NamedTuple):
 def measured(tmp_path_factory) -> Measured:
     """Three problems over caches too small for two: evictions, thrashes and preemptions."""
     path = tmp_path_factory.mktemp("recording") / "search.parquet"
-    result = run_search(
-        load_problems("tiny", 3, levels=[3]),
-        llm=Engine("tiny-solver", num_blocks=40, **LIMITS),
-        prm=PRM(Engine("tiny-prm", num_blocks=34, **LIMITS)),
-        strategy=BeamSearch(n=8, beam_width=4, max_depth=10),
-        min_problem_batch=2,
-        record=path,
-    )
+    llm = Engine("tiny-solver", num_blocks=40, **LIMITS)
+    pair = {"llm": llm, "prm": PRM(Engine("tiny-prm", num_blocks=34, **LIMITS))}
+    strategy = BeamSearch(n=8, beam_width=4, max_depth=10)
+    how = {"strategy": strategy, "min_problem_batch": 2, "record": path}
+    result = run_search(load_problems("tiny", 3, levels=[3]), **pair, **how)
     recording = read_recording(path)
     return Measured(result.trace, recording, Answers(recording))

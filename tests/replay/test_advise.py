@@ -12,17 +12,7 @@ import pytest
 import workbench
 from workbench.errors import ConfigError, ModelError, OutOfMemory
 from workbench.replay import advise as module
-from workbench.replay.advise import (
-    ENOUGH,
-    MARGIN,
-    NEAR,
-    NO_LIMIT,
-    SHARE,
-    WHOLE,
-    Advice,
-    Pair,
-    Question,
-)
+from workbench.replay.advise import ENOUGH, MARGIN, NO_LIMIT, SHARE, WHOLE, Advice, Pair, Question
 
 TINY = ("tiny-solver", "tiny-prm")
 SMALL = {"device": "h100", "total": "27MiB", "n": 8, "in_flight": 16, "max_num_seqs": 64}
@@ -71,9 +61,8 @@ def test_the_recommended_share_is_within_two_percent_of_the_best_of_all(name) ->
     pair, (low, high), kept = Pair(Question(*models, **settings)), found.plateau, found.recommended
     axis, pair.rounds = pair.axis, found.replays["rounds"].iloc[0] and pair.rounds
     assert (pair.rounds is None) == (name == "between"), "where shares are compared over all of it"
-    for share in sorted(
-        {kept, axis[-1], *axis[:: max(1, len(axis) // 10)]} - ({*told.index} - {kept})
-    ):
+    even = {kept, axis[-1], *axis[:: max(1, len(axis) // 10)]}
+    for share in sorted(even - ({*told.index} - {kept})):
         pair.at(share)
     again = pd.DataFrame(pair.rows).set_index("llm_share").drop(columns="replay_s")
     rates = {**again["tokens_per_s"], **told["tokens_per_s"]}
@@ -82,7 +71,7 @@ def test_the_recommended_share_is_within_two_percent_of_the_best_of_all(name) ->
     assert any(ends) and (all(ends) or name not in PEAKED), "the axis is too flat"
     assert low <= kept <= high
     plateau = [rate for share, rate in rates.items() if low <= share <= high]
-    assert min(plateau) >= (1 - NEAR) * best
+    assert min(plateau) >= (1 - module.NEAR) * best
     both = again.loc[kept].to_dict(), told.loc[kept, again.columns].to_dict()
     assert both[0] == both[1]
     exact = [each["max-total-tokens"] for each in found.flags["SGLang"]]
@@ -141,9 +130,8 @@ def test_each_number_is_a_row_of_the_replays(found) -> None:
     one = found.replays.set_index("what").loc["n 4", "tokens_per_s"]
     gain = found.changes.set_index("what").loc["n 4", "tokens_per_s"]
     assert gain == pytest.approx(one / rows.loc[found.recommended, "tokens_per_s"] - 1)
-    assert (
-        json.loads(json.dumps(found.to_dict(), allow_nan=False))["replays"][0]["llm_share"] is None
-    )
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert told["replays"][0]["llm_share"] is None
 
 
 def test_a_prm_that_writes_critiques_takes_more_of_the_memory(found) -> None:
@@ -152,9 +140,8 @@ def test_a_prm_that_writes_critiques_takes_more_of_the_memory(found) -> None:
     free = [each.replays.set_index("what").loc[NO_LIMIT] for each in (found, writes)]
     assert free[1]["prm_computed"] > 2 * free[0]["prm_computed"]
     assert free[1]["llm_computed"] == free[0]["llm_computed"]
-    lacks = [
-        each.replays.groupby("llm_share")["prm_lacks_tokens"].max() for each in (found, writes)
-    ]
+    by_share = [each.replays.groupby("llm_share") for each in (found, writes)]
+    lacks = [each["prm_lacks_tokens"].max() for each in by_share]
     assert lacks[1].max() > lacks[0].max() and writes.recommended < found.recommended
     assert any("Critiques: 1 a step" in note for note in writes.notes)
     with pytest.raises(ConfigError, match="tokens, a critique among them: give more than that"):
@@ -213,13 +200,10 @@ def test_flags_are_the_recommended_share_in_each_engines_terms() -> None:
         ({"llm_share": 1.2}, ConfigError, "llm_share is 1.2; allowed"),
         ({"max_model_len": 256}, ConfigError, "max_model_len is 256; the replayed search has req"),
         ({"device": "rtx-4090", "total": "25GiB"}, OutOfMemory, "RTX 4090 has 24.0 GiB"),
-        (
-            {"llm": "llama-3.2-1b", "prm": "llama-3.1-8b-prm", "total": "16GiB", "block_size": 16},
-            OutOfMemory,
-            r"llama-3.2-1b and llama-3.1-8b-prm lack \d.\d GiB: weights",
-        ),
+        ({"llm": "llama-3.2-1b", "prm": "llama-3.1-8b-prm", "total": "16GiB", "block_size": 16},
+         OutOfMemory, r"llama-3.2-1b and llama-3.1-8b-prm lack \d.\d GiB: weights"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(given, error, said) -> None:
     """With what is allowed, or the bytes that lack, before anything is replayed."""
     llm, prm = given.pop("llm", TINY[0]), given.pop("prm", TINY[1])

@@ -98,12 +98,11 @@ def test_operations_are_those_that_torch_counts(measured, monkeypatch, name) -> 
 def test_a_decode_is_bound_by_bytes_and_a_prefill_by_operations(measured) -> None:
     """Of a thesis-size model on an A100: the roofline's two sides."""
     spec = replace(costs.spec_of(measured.recording.llm), layers=16, hidden=2048, intermediate=8192)
-    cost = StepCost(
-        ModelWork(spec, spec.weight_bytes(2), spec.kv_bytes_per_token(2)), PRESETS["a100-80"]
-    )
+    model = ModelWork(spec, spec.weight_bytes(2), spec.kv_bytes_per_token(2))
+    device = PRESETS["a100-80"]
+    cost = StepCost(model, device)
     decode = StepWork(1, 1, 500, 1, 1, 500, 1, 500, 0)
     prefill = StepWork(4096, 1, 8_000_000, 1, 1, 4096, 1, 4096, 0)
-    device, model = cost.device, cost.model
     assert cost(decode) == pytest.approx(model.bytes(decode) / device.bytes_per_s)
     assert cost(prefill) == pytest.approx(model.flops(prefill) / device.flops_per_s)
 

@@ -16,9 +16,9 @@ from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch, BestOfN
 from workbench.search.variants import Lookahead, ParticleFilter
 
-
-def free_of_charge() -> Costs:
-    return Costs(lambda _: 0.001, lambda _: 0.002)
+FREE = Costs(lambda _: 0.001, lambda _: 0.002)
+BEAMS = BeamSearch(n=4, beam_width=2, max_depth=3)
+UNCACHED = {"enable_prefix_caching": False}
 
 
 def without_times(requests):
@@ -28,7 +28,7 @@ def without_times(requests):
 
 def test_a_replay_is_the_measured_run(measured) -> None:
     """Every count of every step of both engines, every node, every request with its fate."""
-    replayed = replay(measured.answers, free_of_charge()).trace
+    replayed = replay(measured.answers, FREE).trace
     steps = events(measured.trace.steps)
     assert events(replayed.steps).equals(steps)
     for name in ("hit_tokens", "evicted", "thrashed", "preempted", "recomputed_tokens_evicted"):
@@ -49,7 +49,7 @@ def test_other_settings_change_events_and_not_the_tree(measured) -> None:
         {"min_problem_batch": 3},
         {"score_cache": False},
     ):
-        replayed = replay(measured.answers, free_of_charge(), **changes)
+        replayed = replay(measured.answers, FREE, **changes)
         found = replayed.trace.nodes.drop(columns="run_id")
         order = ["problem_id", "path"]
         assert found.sort_values(order).equals(nodes.sort_values(order)), changes
@@ -62,16 +62,8 @@ def test_other_settings_change_events_and_not_the_tree(measured) -> None:
     ("level", "strategy", "limits"),
     [
         (1, BestOfN(n=4, max_tokens=80), {"num_blocks": 40, "max_num_seqs": 3}),
-        (
-            2,
-            BeamSearch(n=4, beam_width=2, max_depth=3),
-            {"batching": "static", "enable_prefix_caching": False, "max_num_seqs": 4},
-        ),
-        (
-            2,
-            BeamSearch(n=4, beam_width=2, max_depth=3),
-            {"use_kv_cache": False, "enable_prefix_caching": False},
-        ),
+        (2, BEAMS, UNCACHED | {"batching": "static", "max_num_seqs": 4}),
+        (2, BEAMS, UNCACHED | {"use_kv_cache": False}),
         (2, Lookahead(n=4, beam_width=2, max_depth=3), {"num_blocks": 60}),
         (2, ParticleFilter(n=4, max_depth=4), {"num_blocks": 60}),
     ],
@@ -80,22 +72,17 @@ def test_other_settings_change_events_and_not_the_tree(measured) -> None:
 def test_other_searches_replay(level, strategy, limits, tmp_path) -> None:
     """Several pieces a node, padded batches, other strategies: the same events and requests."""
     path = tmp_path / "search.parquet"
-    result = run_search(
-        load_problems("tiny", 1, levels=[level]),
-        llm=Engine("tiny-solver", max_model_len=256, **limits),
-        prm=PRM(Engine("tiny-prm", max_model_len=256, **limits)),
-        strategy=strategy,
-        max_step_tokens=40,
-        record=path,
-    )
-    replayed = replay(read_recording(path), free_of_charge()).trace
+    llm, prm = (Engine(f"tiny-{n}", max_model_len=256, **limits) for n in ("solver", "prm"))
+    how = {"strategy": strategy, "max_step_tokens": 40, "record": path}
+    result = run_search(load_problems("tiny", 1, levels=[level]), llm=llm, prm=PRM(prm), **how)
+    replayed = replay(read_recording(path), FREE).trace
     assert events(replayed.steps).equals(events(result.trace.steps))
     assert without_times(replayed.requests).equals(without_times(result.trace.requests))
 
 
 def test_simulated_time_is_the_cost(measured) -> None:
     """Steps last what they cost, one after the other, and nothing else takes time unless said."""
-    replayed = replay(measured.answers, free_of_charge())
+    replayed = replay(measured.answers, FREE)
     steps = replayed.trace.steps
     lasts = steps["engine"].map({"llm": 0.001, "prm": 0.002})
     assert steps["duration_s"].to_numpy() == pytest.approx(lasts.to_numpy())
@@ -118,12 +105,12 @@ def test_no_block_is_hashed_twice(measured, monkeypatch) -> None:
 
     sha256 = manager.sha256
     monkeypatch.setattr(manager, "sha256", counting)
-    replay(answers, free_of_charge())
+    replay(answers, FREE)
     blocks = [content for content in hashed if len(content) == 32 + 4 * 16]
     nodes = sum(len(p.steps) + len(p.solutions) + 1 for p in measured.recording.problems)
     assert len(blocks) <= len(set(blocks)) + nodes  # siblings with equal texts are two entries
     hashed.clear()
-    replay(answers, free_of_charge(), llm={"num_blocks": 60})
+    replay(answers, FREE, llm={"num_blocks": 60})
     assert len([content for content in hashed if len(content) > 64]) == 0
 
 
@@ -137,27 +124,26 @@ def test_changes_that_cannot_be_made_are_refused(measured) -> None:
         ({"num_blocks": 3}, OutOfMemory, "3 KV blocks of 16 tokens cannot hold"),
     ):
         with pytest.raises(error, match=said):
-            replay(measured.answers, free_of_charge(), llm=changes)
+            replay(measured.answers, FREE, llm=changes)
     unsized = replace(measured.recording.llm, num_blocks=None), measured.recording.prm
     with pytest.raises(ConfigError, match="or they changed in the search; give num_blocks"):
-        replay(measured.answers, free_of_charge(), models=unsized, llm={"block_size": 8})
+        replay(measured.answers, FREE, models=unsized, llm={"block_size": 8})
     assert settings_of(unsized[0], {"num_blocks": 50}).num_blocks == 50
     with pytest.raises(ConfigError, match="min_problem_batch is 0"):
-        replay(measured.answers, free_of_charge(), min_problem_batch=0)
+        replay(measured.answers, FREE, min_problem_batch=0)
 
 
 def test_what_was_not_recorded_is_refused(measured) -> None:
     """A wider search, a node nobody sampled: RecordingError says what to do."""
     with pytest.raises(RecordingError, match="has no tokens of node"):
-        replay(measured.answers, free_of_charge(), strategy=BeamSearch(n=16, beam_width=4))
-    engine = replay(measured.answers, free_of_charge()).llm
+        replay(measured.answers, FREE, strategy=BeamSearch(n=16, beam_width=4))
+    engine = replay(measured.answers, FREE).llm
     with pytest.raises(RecordingError, match="node '9/9'"):
         engine.add([1, 2], SamplingParams(), tag=Tag("nobody", "9/9"))
     first = measured.recording.problems[0]
     scores = RecordedScores(RecordedPRM(None, measured.recording), first, measured.answers, None)
-    with pytest.raises(
-        RecordingError, match=f"no score of 1 steps of problem {first.problem.id!r}"
-    ):
+    said = f"no score of 1 steps of problem {first.problem.id!r}"
+    with pytest.raises(RecordingError, match=said):
         scores.has_room(("Nobody said this.",))
     settings = settings_of(measured.recording.llm, {"block_size": 8})
     assert settings.num_blocks == 80, "the memory stays when the block size changes"

@@ -21,6 +21,13 @@ from workbench.search.recording import write_recording
 from workbench.search.search import run_search
 
 LIMITS = {"max_num_seqs": 16, "max_num_batched_tokens": 256}
+BESIDE = "num_blocks beside a memory"
+
+
+def run_again(recording, llm, prm, **how):
+    """The recorded search, by these engines."""
+    problems, strategy = [p.problem for p in recording.problems], recorded_strategy(recording)
+    return run_search(problems, llm=llm, prm=PRM(prm), strategy=strategy, **how)
 
 
 @pytest.mark.parametrize("policy", list(POLICIES))
@@ -33,14 +40,7 @@ def test_a_measured_run_over_an_arena_replays_to_the_same_events(measured, polic
     given = {"kv_share": share} if chosen.keeps_split else {}
     arena = KVArena(memory, shapes, chosen, **given)
     llm, prm = (Engine(name, arena=arena, max_model_len=512, **LIMITS) for name in names)
-    kept = measured.recording
-    result = run_search(
-        [p.problem for p in kept.problems],
-        llm=llm,
-        prm=PRM(prm),
-        strategy=recorded_strategy(kept),
-        min_problem_batch=2,
-    )
+    result = run_again(measured.recording, llm, prm, min_problem_batch=2)
     asked = {"device": "h100", "kv_memory": memory, "policy": policy}
     found = what_if(measured.answers, **asked, **given)
     steps = events(result.trace.steps)
@@ -55,23 +55,16 @@ def test_a_measured_run_over_an_arena_replays_to_the_same_events(measured, polic
         ({"request_order": "prefix", "problem_batching": "static"}, {}),
         ({"problem_batching": "adaptive"}, {}),
         ({}, {"reuse_partial_blocks": True}),
-        (
-            {"min_problem_batch": 3, "score_cache": False},
-            {"num_blocks": 70, "block_size": 8, "max_num_seqs": 5},
-        ),
+        ({"min_problem_batch": 3, "score_cache": False},
+         {"num_blocks": 70, "block_size": 8, "max_num_seqs": 5}),
     ],
-)
+)  # fmt: skip
 def test_what_if_is_what_would_be(measured, search, engine) -> None:
     """A replay equals a measured run that has those settings."""
-    kept, blocks = measured.recording, {"num_blocks": 60} | engine
+    blocks = {"num_blocks": 60} | engine
     limits = {"max_model_len": 512, **LIMITS, **blocks}
-    result = run_search(
-        [p.problem for p in kept.problems],
-        llm=Engine("tiny-solver", **limits),
-        prm=PRM(Engine("tiny-prm", **limits)),
-        strategy=recorded_strategy(kept),
-        **{"min_problem_batch": 2} | search,
-    )
+    pair = (Engine(name, **limits) for name in ("tiny-solver", "tiny-prm"))
+    result = run_again(measured.recording, *pair, **{"min_problem_batch": 2} | search)
     found = what_if(measured.answers, device="h100", llm=blocks, prm=blocks, **search)
     assert events(found.trace.steps).equals(events(result.trace.steps))
     plain = {"num_blocks": 60}
@@ -112,23 +105,15 @@ def test_memory_is_divided_by_a_share(measured) -> None:
 def test_other_models_take_other_memory_and_time(measured) -> None:
     """Llama-3.2-1B and an 8B PRM in 40 GiB: the same search, their blocks and their seconds."""
     specs = {"llm_spec": model_spec("llama-3.2-1b"), "prm_spec": model_spec("llama-3.1-8b-prm")}
-    large = what_if(
-        measured.answers, device="a100-40", total_memory="40GiB", llm_share=0.3, **specs
-    )
+    where = {"device": "a100-40", "total_memory": "40GiB"} | specs
+    large = what_if(measured.answers, llm_share=0.3, **where)
     assert large.memory[0].block_bytes == 16 * 2 * 16 * 8 * 64 * 2
     assert large.memory[1].weight_bytes > 14 * 2**30
     small = what_if(measured.answers, device="a100-40")
     assert large.tree.equals(small.tree)
     assert large.throughput.tokens_per_s < small.throughput.tokens_per_s
     named = {"llm_name": "llama-3.2-1b", "prm_name": "llama-3.1-8b-prm"}
-    shared = what_if(
-        measured.answers,
-        device="a100-40",
-        total_memory="40GiB",
-        policy="first_come",
-        **specs,
-        **named,
-    )
+    shared = what_if(measured.answers, policy="first_come", **where, **named)
     assert [part.name for part in shared.memory] == list(named.values())
 
 
@@ -149,52 +134,38 @@ def test_a_callback_stops_a_replay(measured) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
-        ({}, ConfigError, "needs device="),
         ({"device": "h10"}, ConfigError, "Did you mean 'h100'"),
-        ({"device": "h100", "shares": 0.3}, ConfigError, "no setting 'shares'"),
-        ({"device": "h100", "forget_pruned": True}, ConfigError, "Replay with forget_pruned=Fa"),
-        ({"device": "h100", "request_order": "any"}, ConfigError, "request_order is 'any'"),
-        ({"device": "h100", "llm_share": 0.3}, ConfigError, "give both"),
-        ({"device": "h100", "kv_memory": 1, "total_memory": 1}, ConfigError, "give one of them"),
-        ({"device": "h100", "kv_share": 1.5}, ConfigError, r"kv_share is 1.5; allowed: a number"),
-        (
-            {"device": "h100", "policy": "Fair"},
-            ConfigError,
-            "policy is 'Fair'; allowed: static, first",
-        ),
-        ({"device": "h100", "total_memory": "1KiB"}, OutOfMemory, "its weights take"),
-        ({"device": "h100", "kv_memory": "64KiB"}, OutOfMemory, "cannot hold one request"),
-        ({"device": "h100", "kv_memory": "1KiB"}, OutOfMemory, "whose blocks take"),
+        ({"shares": 0.3}, ConfigError, "no setting 'shares'"),
+        ({"forget_pruned": True}, ConfigError, "Replay with forget_pruned=Fa"),
+        ({"request_order": "any"}, ConfigError, "request_order is 'any'"),
+        ({"llm_share": 0.3}, ConfigError, "give both"),
+        ({"kv_memory": 1, "total_memory": 1}, ConfigError, "give one of them"),
+        ({"kv_share": 1.5}, ConfigError, r"kv_share is 1.5; allowed: a number"),
+        ({"policy": "Fair"}, ConfigError, "policy is 'Fair'; allowed: static, first"),
+        ({"total_memory": "1KiB"}, OutOfMemory, "its weights take"),
+        ({"kv_memory": "64KiB"}, OutOfMemory, "cannot hold one request"),
+        ({"kv_memory": "1KiB"}, OutOfMemory, "whose blocks take"),
         ({"device": None}, ConfigError, "device is None; allowed: a preset's name"),
-        ({"device": "h100", "llm": [1]}, ConfigError, r"llm is \[1\]; allowed: settings by name"),
-        ({"device": "h100", "prm_spec": {}}, ConfigError, "prm_spec is {}; allowed: a ModelSpec"),
-        (
-            {"device": "h100", "kv_memory": "2MiB", "kv_share": 0.3, "policy": "first_come"},
-            ConfigError,
-            "keeps no split",
-        ),
+        ({"llm": [1]}, ConfigError, r"llm is \[1\]; allowed: settings by name"),
+        ({"prm_spec": {}}, ConfigError, "prm_spec is {}; allowed: a ModelSpec"),
+        ({"kv_memory": "2MiB", "kv_share": 0.3, "policy": "first_come"}, ConfigError,
+         "keeps no split"),
         ({"device": "rtx-4090", "kv_memory": "24GiB"}, OutOfMemory, r"RTX 4090 has 24\.0"),
-        ({"device": "h100", "block_size": 0}, ConfigError, "block_size is 0"),
-        (
-            {"device": "h100", "kv_memory": "9MiB", "kv_share": 0.3, "llm": {"num_blocks": 99}},
-            ConfigError,
-            "num_blocks beside a memory",
-        ),
-        ({"device": "h100", "block_size": "abc"}, ConfigError, "WhatIf.block_size is 'abc'; allow"),
-        ({"device": "h100", "min_problem_batch": 2.5}, ConfigError, "min_problem_batch is 2.5"),
-        ({"device": "h100", "dtype_bytes": 0}, ConfigError, "dtype_bytes is 0"),
-        ({"device": "h100", "dtype_bytes": 1}, ConfigError, "dtype_bytes alone"),
-        (
-            {"device": "h100", "policy": "static", "llm": {"num_blocks": 50}},
-            ConfigError,
-            "num_blocks beside a memory",
-        ),
+        ({"block_size": 0}, ConfigError, "block_size is 0"),
+        ({"kv_memory": "9MiB", "kv_share": 0.3, "llm": {"num_blocks": 99}}, ConfigError, BESIDE),
+        ({"block_size": "abc"}, ConfigError, "WhatIf.block_size is 'abc'; allow"),
+        ({"min_problem_batch": 2.5}, ConfigError, "min_problem_batch is 2.5"),
+        ({"dtype_bytes": 0}, ConfigError, "dtype_bytes is 0"),
+        ({"dtype_bytes": 1}, ConfigError, "dtype_bytes alone"),
+        ({"policy": "static", "llm": {"num_blocks": 50}}, ConfigError, BESIDE),
     ],
-)
+)  # fmt: skip
 def test_questions_that_make_no_sense_are_refused(measured, settings, error, said) -> None:
     """By name, with what is allowed."""
     with pytest.raises(error, match=said):
-        what_if(measured.answers, **settings)
+        what_if(measured.answers, **{"device": "h100"} | settings)
+    with pytest.raises(ConfigError, match="needs device="):
+        what_if(measured.answers)
 
 
 def test_recorded_memory_must_fit_the_device_too(measured) -> None:

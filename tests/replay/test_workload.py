@@ -12,12 +12,7 @@ from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
 from workbench.replay.simulator import replay
-from workbench.replay.workload import (
-    DRAWN_STRATEGIES,
-    load_recording,
-    recording_path,
-    thesis_search,
-)
+from workbench.replay.workload import load_recording, thesis_search
 from workbench.search.recording import read_recording, write_recording
 from workbench.search.result import node_id
 from workbench.search.variants import STRATEGIES
@@ -65,7 +60,7 @@ def test_it_is_a_recording_like_any_other(search, tmp_path) -> None:
         assert kept[problem, node_id(step.path)] == scores[problem, own]
 
 
-@pytest.mark.parametrize("strategy", DRAWN_STRATEGIES[1:])
+@pytest.mark.parametrize("strategy", workload.DRAWN_STRATEGIES[1:])
 def test_every_strategy_replays_to_the_tree_that_was_made(strategy) -> None:
     """The same steps stand at the same places in all trees; whole samples are cut where asked."""
     made = thesis_search(num_problems=3, n=8, strategy=strategy)
@@ -127,7 +122,8 @@ def test_every_recording_is_planned_and_described() -> None:
     assert set(names) == set(PLANS)
     card = (workload.FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in card for name in names)
-    assert sum(recording_path(name).stat().st_size for name in names) < LARGEST_BYTES
+    sizes = (workload.recording_path(name).stat().st_size for name in names)
+    assert sum(sizes) < LARGEST_BYTES
     for name in names:
         found, (llm, num_problems, sizes) = load_recording(name), PLANS[name]
         plan = {"n": 16, "beam_width": 4, "strategy": "beam_search"} | sizes
@@ -156,12 +152,9 @@ def test_unknown_names_are_told_what_there_is(tmp_path) -> None:
 
 
 COMMON = "## Step 1: Add.\nWe add 1 and 1.\n\n"
-ROW = {
-    "problem": "What is $1+1$?",
-    "solution": "It is 2.",
-    "answer": "2",
+ROW = {"problem": "What is $1+1$?", "solution": "It is 2.", "answer": "2", "level": 1}
+ROW |= {
     "subject": "Prealgebra",
-    "level": 1,
     "unique_id": "test/made/1.json",
     "completions": [
         COMMON + "So the answer is 2.",

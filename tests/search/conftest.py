@@ -44,13 +44,7 @@ class FakeEngine:
     architecture, value_outputs = "LlamaForCausalLM", None
     cache_room = None
 
-    def __init__(
-        self,
-        script: Script = wander,
-        batch: int = 3,
-        max_model_len: int = 4096,
-        traced: bool = False,
-    ) -> None:
+    def __init__(self, script: Script = wander, batch=3, max_model_len=4096, traced=False) -> None:
         self.capabilities = frozenset({"token_identity"} | ({"trace"} if traced else set()))
         self.name, self.fingerprint = "fake-rlhflow", "fake-1"
         self.tokenizer = ByteTokenizer()

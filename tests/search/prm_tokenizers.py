@@ -39,9 +39,8 @@ def mistral_like() -> Backend:
     pieces += ["".join(pair) for pair in joined]
     vocab = {piece: k for k, piece in enumerate(dict.fromkeys(pieces))}
     backend = Backend(models.BPE(vocab, joined, byte_fallback=True, unk_token="<unk>"))
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
-    )
+    parts = [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+    backend.normalizer = normalizers.Sequence(parts)
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
     return backend
 

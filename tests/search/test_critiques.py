@@ -115,15 +115,9 @@ def test_a_language_model_verifies_and_the_replay_is_the_run(strategy, tmp_path)
     llm = Engine("tiny-solver", num_blocks=80, max_model_len=512, **limits)
     prm = Engine("tiny-solver", num_blocks=50, max_model_len=768, **limits)
     more = {"critiques": 2, "critique_tokens": 24, "critique_temperature": 0.9}
-    result = run_search(
-        load_problems("tiny", 2, levels=[1]),
-        llm=llm,
-        prm=PRM(prm, "thinkprm"),
-        strategy=strategy,
-        record=path,
-        max_step_tokens=40,
-        **more,
-    )
+    more |= {"record": path, "max_step_tokens": 40, "strategy": strategy}
+    pair = {"llm": llm, "prm": PRM(prm, "thinkprm")}
+    result = run_search(load_problems("tiny", 2, levels=[1]), **pair, **more)
     requests, steps = result.trace.requests, result.trace.steps
     own = requests[(requests["engine"] == "prm") & (requests["kind"] == "generate")]
     sampled = result.problems["prm_tokens_sampled"].sum()

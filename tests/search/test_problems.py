@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from itertools import accumulate
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -125,15 +126,11 @@ def test_math500_offline_says_what_to_do(monkeypatch):
     """No cache and no network: a path is the way out."""
     import huggingface_hub
 
-    tried = []
-
-    def refuse(*args, local_files_only, **kwargs):
-        tried.append(local_files_only)
-        raise OSError("offline")
-
+    refuse = Mock(side_effect=OSError("offline"))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
     with pytest.raises(ProblemFileError, match=r"Give the path of a MATH-500"):
         load_problems("math500", limit=3)
+    tried = [call.kwargs["local_files_only"] for call in refuse.call_args_list]
     assert tried == [True, False]  # the cache first, then the hub
     found = str(DATA / "math500_sample.json")
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args, **kwargs: found)

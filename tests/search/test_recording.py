@@ -1,6 +1,7 @@
 """Recorded searches: what is kept, that it survives the file, and what is refused on reading."""
 
 import os
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -91,12 +92,8 @@ def test_a_search_that_fails_leaves_the_old_file(fake_engine, tmp_path) -> None:
     """The file appears whole, at the end, or not at all."""
     path = tmp_path / "search.parquet"
     path.write_bytes(b"old")
-
-    def stop(progress) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        search(fake_engine, path, on_round=stop)
+        search(fake_engine, path, on_round=Mock(side_effect=KeyboardInterrupt))
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["search.parquet"]
 
@@ -168,9 +165,8 @@ def test_places_and_caches_that_cannot_be_recorded(fake_engine, tmp_path) -> Non
 
 def test_a_record_is_of_caches_that_were_empty_and_as_large_as_they_were(tmp_path) -> None:
     """A replay begins with empty ones, of the size that the search had."""
-    llm, prm = (
-        Engine(name, num_blocks=96, max_model_len=256) for name in ("tiny-solver", "tiny-prm")
-    )
+    limits = {"num_blocks": 96, "max_model_len": 256}
+    llm, prm = (Engine(name, **limits) for name in ("tiny-solver", "tiny-prm"))
     llm.cache.resize(80)
     how = {"llm": llm, "prm": PRM(prm), "strategy": BEAMS, "max_step_tokens": 32}
     problems = load_problems("tiny", 1, levels=[1])

@@ -16,13 +16,9 @@ from workbench.trace import NodeRow
 
 @pytest.fixture
 def result(fake_engine):
-    return run_search(
-        load_problems("tiny", limit=6),
-        llm=fake_engine(),
-        prm=PRM(fake_engine()),
-        strategy=BeamSearch(n=6, beam_width=3, max_depth=6),
-        min_problem_batch=2,
-    )
+    pair, problems = {"llm": fake_engine(), "prm": PRM(fake_engine())}, load_problems("tiny", 6)
+    strategy = BeamSearch(n=6, beam_width=3, max_depth=6)
+    return run_search(problems, **pair, strategy=strategy, min_problem_batch=2)
 
 
 def voters(fake_engine, voting="weighted"):
@@ -133,9 +129,8 @@ def test_problems_table(result):
 
 def test_unknown_answers_leave_accuracy_open(fake_engine):
     """A problem nobody knows the answer to is neither right nor wrong."""
-    result = run_search(
-        Problem("p", "How?"), llm=fake_engine(), prm=PRM(fake_engine()), strategy=BestOfN(n=2)
-    )
+    pair = {"llm": fake_engine(), "prm": PRM(fake_engine())}
+    result = run_search(Problem("p", "How?"), **pair, strategy=BestOfN(n=2))
     assert result.problems["correct"].isna().all()
     assert pd.isna(result.accuracy)
     assert pd.isna(result.pass_at_k(1))

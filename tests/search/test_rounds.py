@@ -68,17 +68,12 @@ def test_requests_are_submitted_by_problem_depth_and_path(search, problems):
 
 def test_seed_and_parameters_of_a_request(search, problems):
     """seed(node) from run seed, problem and path; the prompt is the chat and what was sampled."""
-    settings = {"temperature": 0.7, "top_p": 0.9, "max_step_tokens": 33}
-    _, llm, _ = search(problems[0], seed=11, system_prompt="Be brief.", **settings)
+    given, seed = {"temperature": 0.7, "top_p": 0.9}, node_seed(11, problems[0].id, (0,))
+    settings = given | {"max_step_tokens": 33, "system_prompt": "Be brief."}
+    _, llm, _ = search(problems[0], seed=11, **settings)
     by_node = {tag.node_id: (tokens, params) for tokens, params, tag in llm.asked}
     tokens, params = by_node["0"]
-    assert params == SamplingParams(
-        temperature=0.7,
-        top_p=0.9,
-        max_tokens=33,
-        stop=("\n\n",),
-        seed=node_seed(11, problems[0].id, (0,)),
-    )
+    assert params == SamplingParams(max_tokens=33, stop=("\n\n",), seed=seed, **given)
     texts = {"system": "Be brief.", "user": problems[0].problem}
     chat = llm.tokenizer.encode_chat([{"role": r, "content": text} for r, text in texts.items()])
     assert list(tokens) == chat
@@ -283,15 +278,9 @@ def test_a_search_stopped_in_a_round_keeps_what_was_answered(fake_engine, proble
         if progress.answered >= 2:
             raise TimeoutError
 
-    own = Search(
-        problems,
-        llm=fake_engine(),
-        prm=PRM(fake_engine()),
-        strategy=STRATEGY,
-        min_problem_batch=2,
-        record=tmp_path / "it.parquet",
-        on_round=stop,
-    )
+    pair = {"llm": fake_engine(), "prm": PRM(fake_engine())}
+    how = {"strategy": STRATEGY, "min_problem_batch": 2, "record": tmp_path / "it.parquet"}
+    own = Search(problems, **pair, **how, on_round=stop)
     assert own.round()  # one that goes on
     with pytest.raises(TimeoutError) as stopped:
         deque(iter(own.round, False))

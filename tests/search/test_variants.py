@@ -25,16 +25,7 @@ from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.search import run_search
 from workbench.search.strategies import Beam, BeamSearch, BestOfN, Generate, Step, split_steps
-from workbench.search.variants import (
-    DORA,
-    DVTS,
-    ETS,
-    REBASE,
-    STEP_BY_STEP,
-    STRATEGIES,
-    WORKED,
-    SelfConsistency,
-)
+from workbench.search.variants import DORA, DVTS, ETS, REBASE, STRATEGIES, WORKED, SelfConsistency
 
 PROBLEM = Problem("p", "What is 1+1?")
 TEXTS = ("add one\n\n", "add  one\n\n", "take two away\n\n", "12+7=19\n\n")
@@ -104,13 +95,11 @@ class Canned:
         sampled = generated(asked)
         assert max(Counter(path for paths in sampled for path in paths).values()) == 1
         for beam in outcome.beams:
-            assert len(beam.token_ids) == sum(map(self.tokens, line(beam.path)))
-            assert beam.steps == tuple(map(self.text, line(beam.path)))
-            assert list(beam.step_scores) == self.scores(beam.path)
-            assert (beam.finished, beam.can_grow) == (
-                self.finished(beam.path),
-                self.grows(beam.path),
-            )
+            path = beam.path
+            assert len(beam.token_ids) == sum(map(self.tokens, line(path)))
+            assert beam.steps == tuple(map(self.text, line(path)))
+            assert list(beam.step_scores) == self.scores(path)
+            assert (beam.finished, beam.can_grow) == (self.finished(path), self.grows(path))
         keys = [(-self.score(beam.path), beam.path) for beam in outcome.beams]
         assert keys == sorted(keys)
         return [sorted(paths) for paths in sampled], sorted(beam.path for beam in outcome.beams)
@@ -301,9 +290,7 @@ def test_dora_gives_a_direction_one_share_however_many_beams_say_it():
     texts = ["one way of it\n\n", "one way of it\n\n", "12+7=19\n\n"]
     search = DORA(n=3, max_depth=2).search(PROBLEM)
     _, asked = drive(
-        search,
-        lambda b: Step((1,), texts[b.path[0]], "stop"),
-        lambda b: [0.5] * len(b.steps),
+        search, lambda b: Step((1,), texts[b.path[0]], "stop"), lambda b: [0.5] * len(b.steps)
     )
     assert generated(asked)[1] == [(0, 0), (2, 0), (2, 1)]
 
@@ -404,9 +391,8 @@ def test_particle_filter(seed, ends, levels, aggregation, n, max_depth, temperat
             drawn[next(k for k, end in enumerate(ends_at) if end > number * ends_at[-1])] += 1
         nodes = [(*particles[k], c) for k in sorted(drawn) for c in range(drawn[k])]
         nodes = [node for node in nodes if canned.grows(node[:-1])]
-        particles = [
-            p for k, p in enumerate(particles) if not canned.grows(p) for _ in range(drawn[k])
-        ]
+        ended = [k for k, particle in enumerate(particles) if not canned.grows(particle)]
+        particles = [particles[k] for k in ended for _ in range(drawn[k])]
         if not nodes:
             break
     strategy = variants.ParticleFilter(n, max_depth, temperature, aggregation, seed)
@@ -439,8 +425,8 @@ def test_self_consistency_asks_no_score_and_poses_the_problem_in_its_words(fake_
     chat = llm.tokenizer.encode_chat([{"role": "user", "content": asked}])
     assert {tokens for tokens, _, _ in llm.asked} == {tuple(chat)}
     assert {(params.stop, params.max_tokens) for _, params, _ in llm.asked} == {((), 99)}
-    shown = SelfConsistency(examples=WORKED, instruction=STEP_BY_STEP).posed(PROBLEM).problem
-    *examples, question, instruction = shown.split("\n\n")
+    posed = SelfConsistency(examples=WORKED, instruction=variants.STEP_BY_STEP).posed(PROBLEM)
+    *examples, question, instruction = posed.problem.split("\n\n")
     assert (question, instruction) == ("What is 1+1?", "Let's think step by step.")
     assert [extract_answer(example) for example in examples] == ["29", "7"]
 
@@ -477,16 +463,9 @@ def test_no_token_depends_on_batches_or_problems_in_flight(name, fake_engine):
     """The same tree, votes and token counts, whatever the engines do at once; another by seed."""
 
     def found(batch, seed=0):
-        llm, prm = fake_engine(batch=batch), PRM(fake_engine(batch=batch + 1))
-        return run_search(
-            load_problems("tiny", limit=3),
-            llm=llm,
-            prm=prm,
-            strategy=STRATEGIES[name](n=8),
-            min_problem_batch=batch,
-            seed=seed,
-            max_step_tokens=40,
-        )
+        pair = {"llm": fake_engine(batch=batch), "prm": PRM(fake_engine(batch=batch + 1))}
+        how = {"strategy": STRATEGIES[name](n=8), "max_step_tokens": 40, "seed": seed}
+        return run_search(load_problems("tiny", 3), **pair, **how, min_problem_batch=batch)
 
     first, second, other = found(1), found(50), found(1, seed=1)
     assert tree(first) == tree(second) != tree(other)

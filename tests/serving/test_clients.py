@@ -50,20 +50,14 @@ def told(service, path, body=None):
 
 def test_a_seed_gives_the_engine_s_own_tokens(client, engine):
     """Completion and chat, whole, streamed or as the k-th of n: Engine.generate, token by token."""
-    params = SamplingParams(
-        temperature=0.8, top_p=0.95, top_k=50, min_p=0.01, max_tokens=24, seed=7
-    )
     asked = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 24}
-    more = {"top_k": 50, "min_p": 0.01, "return_token_ids": True}
+    params = SamplingParams(**asked, top_k=50, min_p=0.01, seed=7)
+    asked["extra_body"] = {"top_k": 50, "min_p": 0.01, "return_token_ids": True}
     prompts = [PROBLEM, engine.tokenizer.encode(PROBLEM)]
     (wanted, _) = engine.generate(prompts, params)
-    found = client.completions.create(
-        model=SOLVER, prompt=prompts[1], seed=7, **asked, extra_body=more
-    )
+    found = client.completions.create(model=SOLVER, prompt=prompts[1], seed=7, **asked)
     assert tuple(found.choices[0].token_ids) == wanted.token_ids
-    both = client.completions.create(
-        model=SOLVER, prompt=[PROBLEM, PROBLEM], n=2, seed=6, **asked, extra_body=more
-    )
+    both = client.completions.create(model=SOLVER, prompt=[PROBLEM] * 2, n=2, seed=6, **asked)
     assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
     for k in (1, 3):
         assert tuple(both.choices[k].token_ids) == wanted.token_ids
@@ -71,9 +65,8 @@ def test_a_seed_gives_the_engine_s_own_tokens(client, engine):
     assert both.usage.prompt_tokens == 2 * len(prompts[1])
     chat = engine.tokenizer.encode_chat(CHAT)
     (wanted,) = engine.generate([chat], params)
-    chunks = [*client.chat.completions.create(
-        model=SOLVER, messages=CHAT, seed=7, **asked, extra_body=more, stream=True,
-        stream_options={"include_usage": True})]  # fmt: skip
+    asked |= {"messages": CHAT, "seed": 7, "stream_options": {"include_usage": True}}
+    chunks = [*client.chat.completions.create(model=SOLVER, **asked, stream=True)]
     streamed = [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids]
     assert streamed == [*wanted.token_ids]
     assert "".join(chunk.choices[0].delta.content for chunk in chunks[:-1]) == wanted.text
@@ -120,9 +113,8 @@ def test_logprobs_are_the_engine_s(client, engine):
     prompt = engine.tokenizer.encode_chat(CHAT)
     text = client.completions.create(prompt=prompt, logprobs=3, **asked).choices[0]
     assert text.logprobs.token_logprobs == pytest.approx([each.logprob for each in content])
-    assert [text.text[k:][:1] for k in text.logprobs.text_offset] == [
-        token[:1] for token in text.logprobs.tokens
-    ]
+    firsts = [token[:1] for token in text.logprobs.tokens]
+    assert [text.text[k:][:1] for k in text.logprobs.text_offset] == firsts
     assert all(len(tops) == 3 for tops in text.logprobs.top_logprobs)
 
 
@@ -223,9 +215,8 @@ def test_reward_models_answer_in_vllm_s_shapes(service):
 def test_a_search_is_a_model(service, client, stream):
     """run_search's solution with the same seed, while others ask the engines; its tree is kept."""
     llm, prm = (twin(service, name) for name in (SOLVER, "tiny-prm"))
-    wanted = run_search(
-        Problem("asked", PROBLEM), llm=llm, prm=PRM(prm), strategy=BeamSearch(n=8), seed=5
-    )
+    how = {"strategy": BeamSearch(n=8), "seed": 5}
+    wanted = run_search(Problem("asked", PROBLEM), llm=llm, prm=PRM(prm), **how)
     total = wanted.problems["tokens"].sum()
     asked = {"model": "search/beam", "messages": CHAT, "seed": 5}
     asked["extra_body"] = {"search": {"n": 8}}
@@ -367,11 +358,10 @@ def test_every_strategy_is_a_model(client):
         assert found.choices[0].message.content is not None, name
     formats = [{"prm_format": name} for name in ("zzz", "math-shepherd")]
     for wrong in ({"n": 6, "beam_width": 4}, *formats):
+        given = {"model": "search/dvts", "messages": CHAT, "extra_body": {"search": wrong}}
         for stream in (False, True):
             with pytest.raises(openai.BadRequestError) as refused:
-                client.chat.completions.create(
-                    model="search/dvts", messages=CHAT, stream=stream, extra_body={"search": wrong}
-                )
+                client.chat.completions.create(stream=stream, **given)
             assert refused.value.param == "search"
 
 

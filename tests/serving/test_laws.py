@@ -20,7 +20,6 @@ import pytest
 
 from tests.serving.conftest import require_idle, running, until
 from tests.serving.test_refusals import CHAT, ask
-from workbench.cli import main
 from workbench.core import SamplingParams
 from workbench.core import Sequence as EngineSequence
 from workbench.errors import StepError
@@ -179,9 +178,8 @@ def test_the_command_serves_and_ends_with_a_signal():
     """`workbench serve`: health says when it is ready; SIGTERM ends it with status 0."""
     call = "import sys; from workbench.cli import main; sys.exit(main())"
     words = ["serve", "tiny-solver", "--port", "0", "--set", "max_model_len=128"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", call, *words], stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", call, *words]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     said = []
     while "ready" not in "".join(said):
         said.append(process.stderr.readline())
@@ -204,7 +202,7 @@ def test_one_that_waits_long_puts_none_of_its_kind_first():
     assert heapq.heappop(thread._waiting["m"])[-1] is inner
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path, capsys):
+def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path, says):
     """Its error in one block, status 2; a bad choice of models or options likewise, before that."""
     folder = shutil.copytree(EMBEDDED / "tiny-solver", tmp_path / "broken")
     (folder / "model.safetensors").write_bytes(b"no weights")
@@ -217,18 +215,16 @@ def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path, capsys):
         (["tiny-solver", "--timeout", "0"], "timeout"),
         (["tiny-solver", "--set", "device=cuda:99"], "CUDA device"),
     ):
-        assert main(["serve", *words, "--port", "0"]) == 2
-        shown = capsys.readouterr().err
+        shown = says("serve", *words, "--port", "0", status=2)
         assert said in shown and "Traceback" not in shown
 
 
-def test_a_port_in_use_ends_the_command_before_it_loads(monkeypatch, capsys):
+def test_a_port_in_use_ends_the_command_before_it_loads(monkeypatch, says):
     """Guards that it is named, with status 2."""
     monkeypatch.setattr(server, "Server", None)  # which would load
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert main(["serve", "tiny-solver", "--port", port]) == 2
-    shown = capsys.readouterr().err
+        shown = says("serve", "tiny-solver", "--port", port, status=2)
     assert f"port {port}" in shown and "Traceback" not in shown
 
 

@@ -14,7 +14,7 @@ from workbench.errors import ConfigError
 from workbench.models.registry import find_model
 from workbench.serving.server import ServeConfig, Service
 
-LONG = "9" * 90_000
+LONG, NESTED = "9" * 90_000, b"[" * 90_000
 LONG_CHAT = [{"role": "user", "content": "9" * 3000}]
 CHAT = {"model": "tiny-solver", "messages": [{"role": "user", "content": "Compute 1+1."}]}
 TEXT = {"model": "tiny-solver", "prompt": "Compute 1+1."}
@@ -104,9 +104,8 @@ def test_a_verifier_without_marks_has_no_verdicts_to_pool(tmp_path, name, said):
     verifier = tmp_path / name
     copytree(find_model("tiny-solver"), verifier)
     with running((str(verifier),)) as service:
-        status, text = ask(
-            service, "/pooling", POOL | {"model": next(iter(service.thread.engines))}
-        )
+        asked = POOL | {"model": next(iter(service.thread.engines))}
+        status, text = ask(service, "/pooling", asked)
     error = json.loads(text)["error"]
     assert (status, error["param"]) == (400, "model")
     assert said in error["message"]
@@ -182,12 +181,7 @@ def test_the_nearest_field_is_named(service):
 @pytest.mark.parametrize(
     ("body", "headers", "status", "param"),
     [
-        (b"", (), 400, "body"),
-        (b"{", (), 400, "body"),
-        (b"[]", (), 400, "body"),
-        (b"null", (), 400, "body"),
-        (b"\xff\xfe", (), 400, "body"),
-        (b"[" * 90_000, (), 400, "body"),
+        *((text, (), 400, "body") for text in (b"", b"{", b"[]", b"null", b"\xff\xfe", NESTED)),
         (b'{"model": "tiny-solver", "prompt": "\\ud800"}', (), 400, "prompt"),
         (b'{"model": "a\x01"}', (), 400, "body"),
         (b'{"model": "a", "model": "a"}', (), 400, "prompt"),

@@ -11,7 +11,6 @@ import pytest
 from tests.experiments import test_batching
 from tests.experiments.fakes import IDENTITY, store_fake
 from tests.widgets.conftest import HOSTILE
-from workbench.cli import main
 from workbench.errors import ConfigError, RunStoreError
 from workbench.experiments.batching import run_batches
 from workbench.experiments.plans import sweep_config
@@ -172,12 +171,12 @@ def test_a_search_of_a_pick_is_the_one_nearest_to_a_share(found, tmp_path):
     assert set(problems["run_id"]) == set(pick.runs["run_id"])
 
 
-def test_two_picks_are_compared_as_the_command_compares_them(found, capsys):
+def test_two_picks_are_compared_as_the_command_compares_them(found, says):
     """Line by line: hits, tokens computed again, accuracy by level with its intervals."""
     a, b = (found[name] for name in found if name.startswith(("split-0.200", "split-0.500")))
     tables = explorer.explore("memory_split", a, b).tables
-    assert main(["runs", "compare", *(pick.all_runs["folder"].item() for pick in (a, b))]) == 0
-    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    told = says("runs", "compare", *(pick.all_runs["folder"].item() for pick in (a, b)))
+    printed = [line.split() for line in told.splitlines()]
     for table in tables:
         for row in ([*table], *table.to_numpy()):
             assert " ".join(row).split() in printed

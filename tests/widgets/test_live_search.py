@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 
@@ -211,12 +212,9 @@ def test_what_cannot_be_is_refused_while_it_runs(pair):
 
 
 def test_an_interrupted_start_leaves_the_pair_to_others(pair, monkeypatch):
-    def interrupted(thread):
-        raise KeyboardInterrupt
-
     live = small(pair)
     with monkeypatch.context() as patch:
-        patch.setattr(ls.Thread, "start", interrupted)
+        patch.setattr(ls.Thread, "start", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             live.start()
     assert live.state == "ready"

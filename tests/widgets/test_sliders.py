@@ -105,12 +105,11 @@ def test_a_moved_slider_moves_figure_words_and_command(sweep, by_share, open_fro
 def test_a_step_that_a_share_has_not_is_its_last_and_said(sweep, open_front_end, monkeypatch):
     """Slider, stroke and words tell one step, also where another share has more."""
     open_front_end()
-    real = block_rows
-    monkeypatch.setattr(
-        sliders,
-        "block_rows",
-        lambda s, at, beside: real(s, at, beside).head(5 if at == 0.5 else 99),
-    )
+
+    def few(of, at, beside):
+        return block_rows(of, at, beside).head(5 if at == 0.5 else 99)
+
+    monkeypatch.setattr(sliders, "block_rows", few)
     share, step, words, *_ = sliders.occupancy_slider(sweep, 0.3).children
     step.slider.value, share.slider.value = step.options[-1], 0.5
     assert step.value == 4 and "share of 0.50, step 4 of 4" in words.value

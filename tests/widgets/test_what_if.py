@@ -209,9 +209,8 @@ def test_a_pin_that_was_interpolated_says_so_until_it_is_replayed(by_hand):
         await widget.task
         share.value = 0.3
         assert name in widget.view.costs
-        assert (
-            widget.view.costs[name].is_exact and widget.view.costs[name].position.llm_share == 0.23
-        )
+        cost = widget.view.costs[name]
+        assert cost.is_exact and cost.position.llm_share == 0.23
         widget.task.cancel()
 
     by_hand(moves)
