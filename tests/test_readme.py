@@ -627,7 +627,10 @@ def policy_gains(figure: str) -> str:
         plain = own[(own["policy"] == "static") & (own["technique"] == "none")]["value"].max()
         flows = own[own["policy"] == "marginal_value"].set_index("technique")
         flows = flows[["value", "low", "high"]].loc[["none", "all"]] / plain
-        ratios = ["{:.2f}x ({:.2f} to {:.2f})".format(*row) for row in flows.to_numpy()]
+        ratios = [
+            f"{v:.2f}x (the same work)" if low == high else f"{v:.2f}x ({low:.2f} to {high:.2f})"
+            for v, low, high in flows.to_numpy()
+        ]
         told.append(f"{' and '.join(ratios)} at {budget:g} W")
     return ", ".join(told)
 

@@ -95,6 +95,13 @@ def test_without_a_browser_page_rows_and_record_are_written_and_the_rest_said(tm
     assert '"remove":["sendChartToCloud"]' in page
 
 
+def test_what_the_processor_measured_names_no_gpu(tmp_path, no_browser, monkeypatch):
+    monkeypatch.setattr(export, "machine_facts", lambda device: {"gpu": device})
+    for given, told in (({}, "cpu"), ({"device": "h100"}, "cpu"), ({"device": "cuda:1"}, "cuda:1")):
+        save_figure(drawn(), synthetic.split_rows(), "one", tmp_path, PARAMETERS | given)
+        assert json.loads((tmp_path / "one.json").read_text())["machine"]["gpu"] == told
+
+
 def test_nothing_is_left_aside_when_writing_fails(tmp_path, no_browser, monkeypatch):
     """Neither where rows cannot be written, nor where the disk is full at the second file."""
     rows = synthetic.split_rows()

@@ -161,3 +161,5 @@ def test_an_uncapped_search_that_failed_stops_the_study(seeds, tmp_path):
     told = f"{len(seeds)} of 2 {failed}"
     with pytest.raises(RunStoreError, match=told):
         run_policies(CONFIG, PLAN, tmp_path, execute=fail, progress=False)
+    specs = policies_planned(CONFIG, PLAN, tmp_path)
+    assert preview(CONFIG, tmp_path, specs=specs, retry_failed=True).num_to_run

@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import jinja2.meta
 import pandas as pd
@@ -211,6 +212,12 @@ def test_padding_is_told_at_a_limit_of_both_kinds_and_a_fourth_pair_has_a_column
     assert report.batch_numbers(report.Drawn(tmp_path))["paddedSeqs"] in ("8", "64")
     tex = report.booktabs("verdicts", pd.DataFrame([list("abcdef")], columns=list("ABCDEF")))
     assert tex.count("\\linewidth") == 6
+
+
+def test_the_page_names_the_strategy_that_was_searched(drawn) -> None:
+    told = drawn.parameters("memory_split") | {"strategy": "best_of_n"}
+    other = SimpleNamespace(parameters=lambda _: told, rows=drawn.rows)
+    assert report.setting_numbers(other)["searchBy"] == "best of n"
 
 
 def test_a_verdict_names_the_pairs_it_is_of() -> None:

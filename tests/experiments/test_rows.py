@@ -315,7 +315,7 @@ def test_block_figures_get_every_step_and_common_axes(sweep):
 
 def test_parts_of_the_wall_time_add_up_to_it(lost):
     assert accounted(lost).between(0.99, 1.01).all()
-    uses = ("llm_decode", "llm_prefill", "prm_prefill", "waiting", "bookkeeping")
+    uses = ("llm_decode", "llm_prefill", "prm_prefill", "bookkeeping")
     assert set(lost["part"]) <= {*uses, *views.AGAIN}
     plots.lost_time(lost)
 
@@ -357,12 +357,19 @@ def test_claims_are_judged_by_their_rules(sweep, lost):
     assert claims.thrash_claim(few).number.endswith("; too few events tell at 0.00")
 
 
+def test_a_writing_prm_that_does_not_fit_is_said_by_name():
+    every = pd.DataFrame({"status": ["infeasible"], "error": ["the PRM lacks 7 GiB"]})
+    none = SimpleNamespace(runs=every[:0], all_runs=every)
+    with pytest.raises(RunStoreError, match="lacks 7 GiB"):
+        views.critique_rows(none, none)
+
+
 def test_the_sentence_on_thrashing_takes_the_ends_that_its_claim_takes():
     """The model with most events may be sure to be rare, while the other's are too few to tell."""
     ends = {"value": [2.0, 0.5], "low": [1.0, 0.0], "high": [4.0, 30.0]}
     rows = pd.DataFrame({"metric": "events_per_1000", "engine": ["llm", "prm"], **ends})
     rows["llm_share"] = 0.3
-    lost = pd.DataFrame({"llm_share": [0.3], "part": "waiting", "seconds": 1.0, "wall_s": 2.0})
+    lost = pd.DataFrame({"llm_share": [0.3], "part": "bookkeeping", "seconds": 1.0, "wall_s": 2.0})
     assert "at 0.30 too few events tell" in claims.thrashing_in_words(rows, lost)
 
 

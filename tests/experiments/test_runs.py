@@ -137,6 +137,13 @@ def test_runs_arrive_as_they_left_and_only_once(tmp_path, two_runs, ending, monk
     assert not (there / name).exists()
 
 
+def test_that_no_answer_changed_is_certain_of_equal_nodes_alone():
+    sides = {f"correct_{side}": [1, 0, 1] for side in "ab"}
+    problems = pd.DataFrame({"problem_id": list("abc"), **sides})
+    (told,), (sure,) = (list(run_store._means(problems, same)) for same in (False, True))
+    assert told["low"] < 0 < told["high"] and sure["low"] == sure["high"] == 0
+
+
 def test_runs_of_a_light_archive_are_compared_but_for_their_nodes(tmp_path):
     for share in (0.3, 0.5):
         store_fake(tmp_path / "here", replace(SPEC, llm_share=share))

@@ -50,6 +50,11 @@ def test_a_place_where_no_run_can_be_kept_is_refused_before_one_is_carried_out(t
         study.run_sweep(sweep_config("quick"), tmp_path / "file", execute=never, progress=False)
 
 
+def test_the_thesis_s_pair_is_found_by_its_name_not_by_its_place():
+    smol, far = study.Committed(RECORDED), study.Committed(REPLAYED)
+    assert study.far_of([smol]) == study.far_of([far, smol]) == far
+
+
 def test_every_run_once_and_never_again(tmp_path):
     execute = Counting()
     first = sweep(tmp_path, execute)

@@ -109,8 +109,8 @@ def lost_rows(shares=(0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5)):
     """Parts of the wall time; they add up to wall_s."""
     room = rooms(shares)
     starved = np.clip(np.asarray(shares) - 0.3, 0, None)
-    always = {"llm_decode": 9, "llm_prefill": 2, "prm_prefill": 5, "bookkeeping": 3}
-    always |= {"recomputed_preempted": 0.1, "recomputed_partial": 0.8, "waiting": 0.1}
+    always = {"llm_decode": 9, "llm_prefill": 2, "prm_prefill": 5, "bookkeeping": 3.1}
+    always |= {"recomputed_preempted": 0.1, "recomputed_partial": 0.8}
     parts = {"recomputed_evicted": 25 * starved}
     parts |= {name: seconds + 0 * starved for name, seconds in always.items()}
     rows = [room.assign(part=name, seconds=seconds) for name, seconds in parts.items()]

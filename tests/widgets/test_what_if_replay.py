@@ -52,6 +52,8 @@ def test_the_thesis_s_pair_is_offered_with_every_strategy_that_can_be_drawn():
     one, other = (r.replay(infos[name], infos[name].position()) for name in list(infos)[:5:4])
     kv = [room.at(0.3).blocks(model) * at.block_size for model in ("llm", "prm")]
     assert [one.row[f"{model}_kv_tokens"] for model in ("llm", "prm")] == kv
+    shared = infos[r.THESIS].position(policy="first_come")  # which keeps no split
+    assert r.replay(infos[r.THESIS], shared.at(0.9)).row["tokens_per_s"] > 0
     with pytest.raises(OutOfMemory, match=r"llm_share 0\.01 is infeasible: the LLM .* lacks"):
         r.replay(infos[r.THESIS], at.at(0.01))
     assert other.position.recording == "thesis-48-rebase"

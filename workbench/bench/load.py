@@ -85,7 +85,7 @@ def provenance(plan: LoadPlan, *models: str) -> str:
     """What a figure says was measured."""
     told = ", ".join(models).replace(DUMMY, "random weights of ")
     lengths = f"{plan.prompt_tokens} random tokens, {plan.new_tokens} new ones, greedy, streamed"
-    return f"{told}; {lengths}; seed {plan.seed}; {describe(machine_facts())}."
+    return f"{told}; {lengths}; seed {plan.seed}; {describe(machine_facts('cpu'))}."
 
 
 def load_rows(plan: LoadPlan) -> pd.DataFrame:

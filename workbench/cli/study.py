@@ -200,8 +200,8 @@ def _print_left(asked: Asked, config: SweepConfig, workers: int) -> None:
             terminal().print(line, markup=False)
     own = _planned(*asked.configs.values())
     asked = replace(asked, configs=dict(zip(asked.configs, own)))
-    reads = [each for stem, each in asked.configs.items() if stem in OF_SWEEP]
-    left = [_print_preview(each, asked.runs, asked.how) for each in reads[:1]]
+    reads = dict.fromkeys(each for stem, each in asked.configs.items() if stem in OF_SWEEP)
+    left = [_print_preview(each, asked.runs, asked.how) for each in reads]
     for stem, found in _previews(asked):
         left.append(found)
         terminal().print(f"{stem}: {found}")
@@ -299,6 +299,7 @@ def _replays_left(asked: Asked) -> Iterator[tuple[str, int, int, float, str]]:
     if SPLIT in given:
         names = ("prm", "total_memory", "shares", "num_problems")
         writing = {name: given[SPLIT][f"writing_{name}"] for name in names}
+        writing["strategy"] = None  # the notebook's is of the other pairs alone
         bear = _sizes(given[SPLIT]) | writing
         for name, more in (("a PRM that scores", {}), ("a PRM that writes", plans.WRITES)):
             config = far(SPLIT, plans.writing_config, **writing, **more)

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,9 @@ def save_figure(
         trace.uid = f"trace{number}"  # plotly would draw names inside at random
     paper = print_version(fixed, width_mm)
     share_plotly_js(place)
-    here: dict[str, Any] = {"versions": versions, "git": git_state, "machine": machine_facts}
+    device = str(parameters.get("device"))  # the what-if widget's is a preset's name
+    machine = partial(machine_facts, device if device.startswith("cuda") else "cpu")
+    here: dict[str, Any] = {"versions": versions, "git": git_state, "machine": machine}
     record = {key: measured[key] if measured else found() for key, found in here.items()}
     record["parameters"] = {**parameters, "provenance": _said(fig, "provenance")}
     contents = {

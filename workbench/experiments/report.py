@@ -118,6 +118,7 @@ def setting_numbers(drawn: Drawn) -> Named:
         "seeds": counted(len(told["seeds"]), "seed"),
         "beams": f"{told['n']}",
         "width": f"{told['beam_width']}",
+        "searchBy": told["strategy"].replace("_", " "),
         "totalMemory": format_size(parse_size(told["total_memory"])),
         "lowEnd": f"{split['llm_share'].min():.2f}",
         "highEnd": f"{split['llm_share'].max():.2f}",

@@ -124,6 +124,10 @@ def critique_rows(plain: RunTables, critiques: RunTables) -> pd.DataFrame:
     ratio, ratio_low, ratio_high: over the kind's fastest share, of the same problems; peak_share:
     that share, and where 95 % of the draws have theirs.
     """
+    for each in (plain, critiques):
+        if each.runs.empty:
+            why = reasons(each.all_runs)
+            raise RunStoreError(f"No run of critiques_replayed finished: {why}.")
     parts, rung = [], critiques.runs["rung"].iloc[0]
     for kind, sweep in (("scores", plain), ("critiques", critiques)):
         rates = rates_of(sweep)["problems_per_min"]
@@ -222,10 +226,10 @@ def thrashing_rows(sweep: RunTables) -> pd.DataFrame:
     return with_rooms(parts, sweep)
 
 
-# -- lost time: every step and span of a run put to one of eight uses --
+# -- lost time: every step and span of a run put to one of seven uses --
 
 AGAIN = ("recomputed_evicted", "recomputed_preempted", "recomputed_partial")
-SPAN_COLUMNS = ("lane", "kind", "start_s", "duration_s")
+SPAN_COLUMNS = ("lane", "start_s", "duration_s")
 Cost = Callable[[int, int, int], float]
 """Floating-point operations of a forward: (new tokens, tokens in the cache, rows of logits)."""
 
@@ -235,10 +239,7 @@ def lost_time_rows(sweep: RunTables, costs: Mapping[str, Cost] | None = None) ->
     costs = costs or {each: model_spec(str(sweep.runs[each].iloc[0])).flops for each in ENGINES}
     steps, spans = sweep.table("steps"), sweep.table("spans")
     spans = spans.reindex(columns=["run_id", "llm_share", *SPAN_COLUMNS])  # a replay has none
-    outside = spans[["llm_share", "lane"]].assign(
-        part=np.where(spans["kind"] == "waiting", "waiting", "bookkeeping"),
-        seconds=spans["duration_s"],
-    )
+    outside = spans[["llm_share", "lane"]].assign(part="bookkeeping", seconds=spans["duration_s"])
     inside = [_engine_uses(steps[steps["engine"] == e], e, costs[e]) for e in ENGINES]
     uses = pd.concat([*inside, outside], ignore_index=True)
     columns = ["run_id", "llm_share", "start_s", "duration_s"]

@@ -682,13 +682,15 @@ def compare(a: Folders, b: Folders) -> Comparison:
     has_nodes = bool(len(left) and len(right))
     parameters = pd.DataFrame({side: _parameters(runs) for side, runs in zip("ab", sides)})
     parameters = parameters.fillna("-").rename_axis("name").sort_index().reset_index()
-    rows = [*_means(problems), *rates, *_counts(*sides, alike=alike)]
+    first = _first_difference(left, right, problems[on]) if has_nodes else None
+    means = _means(problems, identical=has_nodes and first is None)
+    rows = [*means, *rates, *_counts(*sides, alike=alike)]
     return Comparison(
         parameters=parameters[parameters["a"] != parameters["b"]].reset_index(drop=True),
         differences=pd.DataFrame(rows),
         accuracy=_accuracy(problems),
         has_nodes=has_nodes,
-        first_difference=_first_difference(left, right, problems[on]) if has_nodes else None,
+        first_difference=first,
         same_work=same_work,
         noise=noise,
         warnings=tuple(_warnings(*sides, alike=alike)),
@@ -718,13 +720,17 @@ def _parameters(runs: pd.DataFrame) -> pd.Series:
     return pd.DataFrame(rows).apply(lambda column: ", ".join(sorted(set(column.dropna()))))
 
 
-def _means(problems: pd.DataFrame) -> Iterator[Row]:
-    """Paired differences of what problems have, where it is known of both."""
+def _means(problems: pd.DataFrame, identical: bool) -> Iterator[Row]:
+    """Paired differences of what problems have, where it is known of both. identical: all nodes
+    are; else no answer that changed does not say that none ever does.
+    """
     for metric, column in MEANS.items():
         known = problems.reindex(columns=["problem_id", f"{column}_a", f"{column}_b"]).dropna()
         if len(known):
             a, b = (known[f"{column}_{side}"].astype(float) for side in "ab")
             found = statistics.bootstrap_mean(b - a, list(known["problem_id"]))
+            if metric == "accuracy" and not identical:
+                found = statistics.unlike_a_point(found, known["problem_id"].nunique())
             yield _row(metric, a.mean(), b.mean(), found)
 
 

@@ -325,6 +325,15 @@ def committed(profile: str, *given: Any) -> bool:
     return profile not in plans.SIZES and all(each is None for each in given)
 
 
+def far_of(rungs: Sequence[Study | Committed]) -> Study | Committed:
+    """The thesis's pair among rungs; what is committed of it where it could not be replayed."""
+    for each in rungs:
+        name = each.rung if isinstance(each, Committed) else rung(each.runs)
+        if name == settings.REPLAYED:
+            return each
+    return Committed()
+
+
 def run_rungs(
     profile: str,
     runs_dir: Folder = None,
@@ -447,7 +456,7 @@ def policies_planned(
     """
     first = plans.reference_runs(config, plan)
     study = run_study(config, first, runs_dir, plan=plan, compute=compute, **options)
-    known = not study.missing and len(study.having(role=settings.REFERENCE, technique=NONE))
+    known = len(study.having(role=settings.REFERENCE, technique=NONE)) == len(first)
     size = int(first[0].get("kv_bytes")) // 2
     need = plans.WorkingSet(size, size, longest=256)
     if compute or known:

@@ -164,15 +164,14 @@ LOST_TIME = {  # part: (label, colour), from the foot of a column; neighbours di
     "recomputed_evicted": ("recomputed: evicted", theme.ORANGE),
     "recomputed_preempted": ("recomputed: preempted", theme.YELLOW),
     "recomputed_partial": ("recomputed: partial", theme.PURPLE),
-    "waiting": ("waiting", "#D0D0D0"),
     "bookkeeping": ("bookkeeping", theme.GREEN),
 }
 _LOST_CAPTION = (
     "Wall time of a search against the LLM's share of total memory, divided among what it was "
-    "spent on; the line across each column is wall time measured apart. Recomputed: prompt "
-    "tokens computed before and lost because their block was evicted, their request preempted, or "
-    "their block never full. A step that mixes kinds of work is divided by its floating-point "
-    "operations. Seconds of models of this size do not carry over to larger ones."
+    "spent on; the line across each column is from the first record to the last. Recomputed: "
+    "prompt tokens computed before and lost because their block was evicted, their request "
+    "preempted, or their block never full. A step that mixes kinds of work is divided by its "
+    "floating-point operations. Seconds of models of this size do not carry over to larger ones."
 )
 
 

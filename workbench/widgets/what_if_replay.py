@@ -33,6 +33,7 @@ from workbench.replay.advise import DEPTH
 from workbench.replay.answers import Answers
 from workbench.replay.cost import spec_of
 from workbench.replay.devices import PRESETS, load_device
+from workbench.replay.simulator import POLICIES
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import (
     DRAWN_STRATEGIES,
@@ -230,12 +231,16 @@ def replay(info: RecordingInfo, position: Position) -> Replay:
     """The recorded search at this position. Errors as what_if raises them."""
     start = time.perf_counter()
     settings = {name: value for name, value in asdict(position).items() if name != "recording"}
-    room = info.feasible(position)
+    room, share = info.feasible(position), position.llm_share
+    kind = POLICIES.get(position.policy or "")
+    if kind is not None and not kind().keeps_split and room.low <= room.high:
+        share = (room.low + room.high) / 2  # it means nothing to this policy: one that fits
+    settings["llm_share"] = share
     if buffers := room.llm.activations + room.prm.activations:  # what_if's total has none
-        if not (at := room.at(position.llm_share)).fits:
+        if not (at := room.at(share)).fits:
             raise OutOfMemory(f"{at}.")
         total = position.total_memory - buffers
-        llm = position.total_memory * position.llm_share - room.llm.activations
+        llm = position.total_memory * share - room.llm.activations
         settings |= {"total_memory": total, "llm_share": llm / total}
     found, num_problems = what_if(recorded(info.path), **settings), len(info.header.problems)
     row = {
