@@ -128,7 +128,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
          "nothing"),
         (["02", "-p", "strategy=rebase"], ["a PRM that writes (02): nothing to replay"], "SmolLM2"),
         (["02", "04", "-p", "strategy=rebase", "--profile", "quick"],  # 4 + 4 of two sweeps, 28, 4
-         ["Together: 40 runs and replays to do"], "SmolLM2"),
+         ["The sweep of 02:", "The sweep of 04:", "Together: 40 runs and replays"], "SmolLM2"),
         (["03", "-p", "max_depth=9"], ["replayed SmolLM2 (03): 7 of 7 replays to do"], "nothing"),
         (["02", "06", "-p", "strategy=dvts"], ["1B + 8B (02, 06): 7 of 7 replays"], "SmolLM2"),
         (["07", "-p", "ablation_share=0.5"], ["replayed SmolLM2 (07): 5 of 5"], "nothing"),

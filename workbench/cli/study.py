@@ -200,8 +200,14 @@ def _print_left(asked: Asked, config: SweepConfig, workers: int) -> None:
             terminal().print(line, markup=False)
     own = _planned(*asked.configs.values())
     asked = replace(asked, configs=dict(zip(asked.configs, own)))
-    reads = dict.fromkeys(each for stem, each in asked.configs.items() if stem in OF_SWEEP)
-    left = [_print_preview(each, asked.runs, asked.how) for each in reads]
+    reads, left = dict[SweepConfig, list[str]](), []
+    for stem, each in asked.configs.items():
+        if stem in OF_SWEEP:
+            reads.setdefault(each, []).append(stem[:2])
+    for each, numbers in reads.items():
+        if len(reads) > 1:
+            terminal().print(f"The sweep of {', '.join(numbers)}:")
+        left.append(_print_preview(each, asked.runs, asked.how))
     for stem, found in _previews(asked):
         left.append(found)
         terminal().print(f"{stem}: {found}")
