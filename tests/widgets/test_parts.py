@@ -196,12 +196,14 @@ def test_figures_are_saved_where_the_user_says_and_the_place_is_told(tmp_path, m
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # no image: that takes seconds
     place = tmp_path / "mine"
     draw = {"what_if_share": drawing(7), "what_if_blocks": drawing(8)}
-    view = parts.FigureView("what_if", [], lambda: draw, {})
+    theirs = {"machine": {"cpu": "theirs"}, "git": {}, "versions": {}}
+    view = parts.FigureView("what_if", [], lambda: draw, {}, measured=theirs)
     assert len(view.figures) == 2
     control(view, "folder")[0].value = str(place)
     assert str(place) in press(view, "save as figure")
     assert (place / "what_if_share.html").is_file()
-    assert '"at": 8' in (place / "what_if_blocks.json").read_text()
+    told = (place / "what_if_blocks.json").read_text()
+    assert '"at": 8' in told and '"cpu": "theirs"' in told
     assert (place / "what_if_share.parquet").is_file()
     control(view, "folder")[0].value = " "
     assert press(view, "save as figure").startswith("ConfigError: No folder is given")

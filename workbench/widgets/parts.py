@@ -188,7 +188,8 @@ class FigureView:
 
     `box` is shown. draw: drawings by name for the controls as they stand, always equally many;
     `show`, which controls call with every move, puts them on the screen. parameters: of the
-    notebook, beside those that the controls set. tools: further buttons.
+    notebook, beside those that the controls set. tools: further buttons. measured: as save_figure
+    takes it, of drawings that tell none of their own.
     """
 
     def __init__(
@@ -198,8 +199,10 @@ class FigureView:
         draw: Callable[[], Mapping[str, Drawing]],
         parameters: Mapping[str, Any],
         tools: Sequence[ipywidgets.Widget] = (),
+        measured: Mapping[str, Any] | None = None,
     ) -> None:
         self._notebook, self._draw, self._parameters = notebook, draw, parameters
+        self._measured = measured
         self._replaced: list[go.FigureWidget] = []
         self.words, self.pinned = HtmlText(), HtmlText()
         wide = {"layout": {"width": "100%"}, "style": {"description_width": "initial"}}
@@ -265,9 +268,9 @@ class FigureView:
         saved = []
         for name, one in self._draw().items():
             made_with = {**self._parameters, **one.parameters}
-            saved.append(
-                save_figure(one.figure, one.rows, name, where, made_with, measured=one.measured)
-            )
+            measured = one.measured or self._measured
+            drawn = one.figure, one.rows, name, where, made_with
+            saved.append(save_figure(*drawn, measured=measured))
         names = ", ".join(f"{each.name} ({' '.join(each.endings)})" for each in saved)
         problems = {each.problem for each in saved if each.problem}
         return " ".join([f"Saved in {saved[0].folder.resolve()}: {names}.", *problems])

@@ -6,7 +6,7 @@ a sentence reads it. Without a front end the sentence alone is returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,11 +108,13 @@ def share_slider(
     readings: pd.DataFrame,
     draw: Callable[[float], Drawing],
     share: float | None = None,
+    measured: Mapping[str, Any] | None = None,
     **parameters: Any,
 ) -> Any:
     """Slider over the measured shares, sentence and figure, saved by this name.
 
-    draw: at a share; share: where it starts, None the largest; parameters: of the notebook.
+    draw: at a share; share: where it starts, None the largest; measured: as save_figure takes it;
+    parameters: of the notebook.
     """
     slider = NumberSlider(SHARE, readings["llm_share"], 1.0 if share is None else share, "{:.2f}")
 
@@ -121,7 +123,7 @@ def share_slider(
 
     if not is_live():
         return f"{now()[name].words} {NOT_LIVE}"
-    return _shown(notebook, [slider], now, parameters)
+    return _shown(notebook, [slider], now, parameters, measured=measured)
 
 
 def occupancy_drawing(rows: pd.DataFrame, share: float, step: int, provenance: str = "") -> Drawing:
@@ -145,9 +147,15 @@ def occupancy_drawing(rows: pd.DataFrame, share: float, step: int, provenance: s
 
 
 def occupancy_slider(
-    sweep: RunTables, start: float, provenance: str = "", **parameters: Any
+    sweep: RunTables,
+    start: float,
+    provenance: str = "",
+    measured: Mapping[str, Any] | None = None,
+    **parameters: Any,
 ) -> Any:
-    """Sliders over share and step, sentence and figure. parameters: of 03_block_occupancy."""
+    """Sliders over share and step, sentence and figure. measured: as save_figure takes it;
+    parameters: of 03_block_occupancy.
+    """
     if not is_live():
         return NOT_LIVE
     shares = tuple(sorted(map(float, sweep.runs["llm_share"].unique())))
@@ -165,12 +173,12 @@ def occupancy_slider(
         place = round(step.value)
         return {"occupancy_slider": occupancy_drawing(tables[at], at, place, provenance)}
 
-    return _shown("03_block_occupancy", [share, step], now, parameters)
+    return _shown("03_block_occupancy", [share, step], now, parameters, measured=measured)
 
 
-def _shown(notebook: str, sliders: Sequence[NumberSlider], *given: Any) -> Any:
-    """The widget over sliders whose moves draw anew. given: as FigureView takes it."""
-    view = FigureView(notebook, sliders, *given)
+def _shown(notebook: str, sliders: Sequence[NumberSlider], *given: Any, **more: Any) -> Any:
+    """The widget over sliders whose moves draw anew. given, more: as FigureView takes them."""
+    view = FigureView(notebook, sliders, *given, **more)
     for slider in sliders:
         slider.slider.observe(view.show, names="value")
     return view.box

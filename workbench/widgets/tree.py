@@ -6,6 +6,7 @@ A `TreeView` shows the figure, and the text of the node that is clicked or chose
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +145,7 @@ class TreeView(FigureView):
         provenance: str = "",
         problem: str | None = None,
         node: str | None = None,
+        measured: Mapping[str, Any] | None = None,
         **parameters: Any,
     ) -> None:
         self._tables, self._provenance = (problems, nodes), provenance
@@ -153,7 +155,7 @@ class TreeView(FigureView):
         self._choose_problem()
         self.node.value = node or self.node.value
         menus = [labelled("problem", self.problem), labelled("node, or click one", self.node)]
-        super().__init__("10_explore", menus, self._drawings, parameters)
+        super().__init__("10_explore", menus, self._drawings, parameters, measured=measured)
         texts = ipywidgets.HBox([self.text, self.pinned])
         self.box.children = [c for c in self.box.children if c is not self.pinned] + [texts]
         self.problem.observe(self._choose_problem, names="value")
