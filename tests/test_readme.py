@@ -25,6 +25,7 @@ from workbench.config import POLICIES
 from workbench.experiments.claims import (
     RARE_EVENTS,
     SMOL,
+    claims_of_figures,
     harder_in_words,
     listed,
     most_accurate_for,
@@ -33,6 +34,7 @@ from workbench.experiments.claims import (
     time_spent,
 )
 from workbench.experiments.provenance import counted, describe, git
+from workbench.experiments.sensitivity import DEPENDS, missing_values, stored
 from workbench.experiments.settings import RECORDED, REPLAYED, THESIS_SHARE
 from workbench.replay.cost import BOUND
 from workbench.replay.workload import IN_FLIGHT
@@ -543,11 +545,11 @@ def in_short() -> str:
 
 def claims_in_short() -> str:
     """How many of the thesis's claims hold on the measured and on its own pair, and on what its
-    main one depends, as reports/claims.md has it.
+    main one depends.
     """
-    text = (tree() / "reports" / "claims.md").read_text()
-    cells = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    judged = pd.DataFrame([row for row in cells if re.fullmatch(r"C\d", row[0] if row else "")])
+    figures = tree() / "figures"
+    judged = pd.DataFrame(claims_of_figures(figures))
+    values = missing_values(*stored(figures)).set_index("value")["conclusion"]
     words = {"holds": "hold", "depends on": "depend on a setting", "fails": "fail",
              "not testable here": "cannot be tested"}  # fmt: skip
     once = {"holds": "holds", "depends on": "depends on a setting", "fails": "fails"}
@@ -555,15 +557,15 @@ def claims_in_short() -> str:
         ", ".join(
             f"{count} {(once if count == 1 else words).get(verdict, words[verdict])}"
             for verdict in words
-            if (count := ((judged[2] == verdict) & (judged[5] == pair)).sum())
+            if (count := ((judged["verdict"] == verdict) & (judged["rung"] == rung)).sum())
         )
-        for pair in ("measured tiny pair", "1B + 8B, replayed")
+        for rung in (MEASURED, REPLAYED)
     ]
-    open_ = [row[0] for row in cells if len(row) == 7 and row[5] == "depends on it"]
+    depends = values.index[values == DEPENDS]
     return (
-        f"Of the thesis's {judged[0].nunique()} claims {counts[0]} on the embedded pair; on the "
-        f"thesis's pair, replayed, {counts[1]} ([claims](reports/claims.md)). That a share of 0.3 "
-        f"is as good as any, and that both ends lose, depends on {listed(open_, '')} "
+        f"Of the thesis's {judged['key'].nunique()} claims {counts[0]} on the embedded pair; on "
+        f"the thesis's pair, replayed, {counts[1]} ([claims](reports/claims.md)). That a share of "
+        f"0.3 is as good as any, and that both ends lose, depends on {listed(depends, '')} "
         "([09](notebooks/09_missing_values.ipynb))."
     )
 
@@ -593,11 +595,9 @@ def policies() -> list[str]:
         label = f"{best.idxmax().split('/')[1].replace('_', ' ')} (of {tried})"
         cells = [f"{budget:g} W", f"{label}: {best.max():,.0f} tokens/s"]
         for name in columns.values():
-            value, low, high = own.loc[f"{budget:g}W/{name}", ["value", "low", "high"]] / best.max()
-            ends = "the same work" if low == high else f"{low:.2f} to {high:.2f}"
-            cells.append(
-                "itself" if f"{budget:g}W/{name}" == best.idxmax() else f"{value:.2f}x ({ends})"
-            )
+            setting = f"{budget:g}W/{name}"
+            row = own.loc[setting, ["value", "low", "high"]] / best.max()
+            cells.append("itself" if setting == best.idxmax() else over_best(*row))
         lines.append(f"| {' | '.join(cells)} |")
     same = rows.loc[rows["metric"] == "same", "value"] == 1
     return [
@@ -627,12 +627,13 @@ def policy_gains(figure: str) -> str:
         plain = own[(own["policy"] == "static") & (own["technique"] == "none")]["value"].max()
         flows = own[own["policy"] == "marginal_value"].set_index("technique")
         flows = flows[["value", "low", "high"]].loc[["none", "all"]] / plain
-        ratios = [
-            f"{v:.2f}x (the same work)" if low == high else f"{v:.2f}x ({low:.2f} to {high:.2f})"
-            for v, low, high in flows.to_numpy()
-        ]
-        told.append(f"{' and '.join(ratios)} at {budget:g} W")
+        told.append(f"{' and '.join(over_best(*row) for row in flows.to_numpy())} at {budget:g} W")
     return ", ".join(told)
+
+
+def over_best(value: float, low: float, high: float) -> str:
+    """How many times the best static split's throughput."""
+    return f"{value:.2f}x ({'the same work' if low == high else f'{low:.2f} to {high:.2f}'})"
 
 
 def strategies() -> list[str]:

@@ -127,11 +127,6 @@ def make_view(
     return View(chosen, replay_rows(replays), info.feasible(position), provenance, pins or {})
 
 
-def _keeps_split(at: Position) -> bool:
-    """Whether the share means anything: not to a policy that sets the split by itself."""
-    return at.policy is None or POLICIES[at.policy]().keeps_split
-
-
 # -- in words --
 
 
@@ -142,7 +137,7 @@ def in_words(chosen: Replay) -> str:
     bound = "" if row["is_fitted"] else "at most "  # a roofline's seconds are a bound from below
     total = format_size(position.total_memory)
     where = f"with {total} (the policy {position.policy} sets the split"
-    if _keeps_split(position):
+    if position.keeps_split:
         where = f"at an LLM share of {position.llm_share:.2f} of {total} "
         where += f"(kv_share {row['kv_share']:.2f}"
     return (
@@ -209,7 +204,7 @@ def share_figure(view: View) -> go.Figure:
     reach = [max(low - 0.07, 0.0), min(high + 0.07, 1.0)]
     fig.update_xaxes(range=reach)
     sides = (("llm", reach[0], low), ("prm", high, reach[1]))
-    for model, start, end in sides if _keeps_split(view.chosen.position) else ():
+    for model, start, end in sides if view.chosen.position.keeps_split else ():
         least = format_size(getattr(view.feasible, model).least)
         text = f"{MODELS[model].label} lacks room: it needs {least}"
         label = {"text": text, "textangle": -90, "font": {"size": 11, "color": "#444444"}}
@@ -400,7 +395,7 @@ class WhatIfWidget(parts.FigureView):
     def move(self, _: Any = None) -> None:
         """The controls stand somewhere else: show what is known, replay what is not."""
         share, at = self.sliders["llm_share"], self.position
-        free, was_free = _keeps_split(at), not share.slider.disabled
+        free, was_free = at.keeps_split, not share.slider.disabled
         share.slider.disabled = share.typed.disabled = not free
         if not (free and was_free):  # a note on what was typed stays
             share.say("" if free else f"The policy {at.policy} sets the split by itself.")

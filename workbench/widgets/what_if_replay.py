@@ -83,6 +83,12 @@ class Position:
         return replace(self, llm_share=float(llm_share))
 
     @property
+    def keeps_split(self) -> bool:
+        """Whether the share means anything: not to a policy that sets the split by itself."""
+        kind = POLICIES.get(self.policy or "")
+        return kind is None or kind().keeps_split
+
+    @property
     def parameters(self) -> dict[str, Any]:
         """The notebook's; a file's name is absolute, it has no other."""
         is_file = Path(self.recording).suffix == ".parquet"
@@ -232,9 +238,8 @@ def replay(info: RecordingInfo, position: Position) -> Replay:
     start = time.perf_counter()
     settings = {name: value for name, value in asdict(position).items() if name != "recording"}
     room, share = info.feasible(position), position.llm_share
-    kind = POLICIES.get(position.policy or "")
-    if kind is not None and not kind().keeps_split and room.low <= room.high:
-        share = (room.low + room.high) / 2  # it means nothing to this policy: one that fits
+    if not position.keeps_split and room.low <= room.high:
+        share = (room.low + room.high) / 2  # one that fits
     settings["llm_share"] = share
     if buffers := room.llm.activations + room.prm.activations:  # what_if's total has none
         if not (at := room.at(share)).fits:
