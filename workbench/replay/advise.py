@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from workbench.config import (
     require_known,
 )
 from workbench.errors import ConfigError, OutOfMemory
+from workbench.host import collection_paused
 from workbench.models.registry import DUMMY, REGISTRY
 from workbench.replay import workload
 from workbench.replay.answers import Answers
@@ -230,13 +232,21 @@ class Pair:
         llm, prm = (left // need.block for left, need in zip(free, self.needs))
         return llm, prm
 
-    def run(self, what: str, share: float | None, blocks: Sequence[int], **how: Any) -> Replayed:
-        """Replay the search, and keep a row of it."""
+    def run(
+        self,
+        what: str,
+        share: float | None,
+        blocks: Sequence[int],
+        begun: Replayed | None = None,
+        **how: Any,
+    ) -> Replayed:
+        """Replay the search, or the rest of one that is begun, and keep a row of it."""
         start = time.perf_counter()
         llm, prm = ({"num_blocks": count} for count in blocks)
         models = self.needs[0].engine, self.needs[1].engine
         how |= {"min_problem_batch": self.asked.in_flight, "max_rounds": self.rounds}
-        done = replay(self.answers, self.device, llm=llm, prm=prm, models=models, **how)
+        asked = partial(replay, self.answers, self.device, llm=llm, prm=prm, models=models, **how)
+        done = asked() if begun is None else begun.go_on()
         row: dict[str, Any] = {"what": what, "llm_share": share, "rounds": self.rounds}
         rate, problems = done.throughput.tokens_per_s, self.answers.recording.problems
         tokens = sum(len(step.tokens) for problem in problems for step in problem.steps)
@@ -279,6 +289,7 @@ class Unlimited(NamedTuple):
     alike: shares at which neither cache evicts what is asked for again, nor lets a request wait.
     """
 
+    replayed: Replayed
     seconds: float
     lost_s: Floats
     spare: Floats
@@ -286,7 +297,13 @@ class Unlimited(NamedTuple):
     alike: list[float]
 
     @classmethod
-    def of(cls, pair: Pair, axis: Sequence[float], what: str = NO_LIMIT) -> Unlimited:
+    def of(
+        cls,
+        pair: Pair,
+        axis: Sequence[float],
+        what: str = NO_LIMIT,
+        begun: Replayed | None = None,
+    ) -> Unlimited:
         """Lost is what is computed again, at the device's FLOP/s, and the steps of a model that
         decodes as many times as it lacks room for all it decodes at once.
         """
@@ -295,7 +312,7 @@ class Unlimited(NamedTuple):
         lengths = [len(s.tokens) + 32 for problem in problems for s in problem.steps]
         lengths += [len(c.tokens) + ASK + LEAD for problem in problems for c in problem.critiques]
         room = sum(3 + tokens // size for tokens in lengths) + 65536 // size
-        done = pair.run(what, None, (room, room), log_calls=True)
+        done = pair.run(what, None, (room, room), begun, log_calls=True)
         lost_s, spare, enough = np.zeros(len(axis)), np.full(len(axis), np.inf), []
         alike = np.ones(len(axis), bool)
         writes_s = done.throughput.prm_busy_s if pair.asked.critiques else 0.0
@@ -313,7 +330,7 @@ class Unlimited(NamedTuple):
             lost_s += again * ModelWork.of(need.engine).flops_of.tokens / pair.device.flops_per_s
             lost_s += decode_s * (np.maximum(peak / np.array(sizes, np.float64), 1) - 1)
         told = lost_s, spare, (enough[0], enough[1]), [s for s, same in zip(axis, alike) if same]
-        return cls(done.throughput.wall_s, *told)
+        return cls(done, done.throughput.wall_s, *told)
 
     def next_share(self, axis: Sequence[float], found: Mapping[float, float]) -> float | None:
         """The share to be replayed next: the roomiest of the plateau as guessed, what promises more
@@ -426,6 +443,7 @@ class Advice:
         return told | {"question": asdict(self.question)}
 
 
+@collection_paused()
 def advise(llm: str, prm: str, **settings: Any) -> Advice:
     """Where to split a memory between two models that search together. settings: Question's.
 
@@ -447,7 +465,7 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
     whole = pair.free = Unlimited.of(pair, axis)
     if whole.alike:  # where its first rounds lack room, all of it does
         pair.rounds = None
-        whole = Unlimited.of(pair, axis, WHOLE)
+        whole = Unlimited.of(pair, axis, WHOLE, whole.replayed)
         if whole.alike:
             pair.rounds = asked.rounds
         else:  # and where all of it lacks room, its first rounds do not tell what is lost

@@ -275,12 +275,15 @@ class ReplayEngine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """A replay's result: the trace of a measured run, in simulated seconds."""
+    """A replay's result: the trace of a measured run, in simulated seconds. go_on: replays the rest
+    of a search that max_rounds ended, and returns the whole.
+    """
 
     trace: Trace
     throughput: Throughput
     llm: ReplayEngine
     prm: ReplayEngine
+    go_on: Callable[[], Replayed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,13 +304,15 @@ def replay(
     shared: SharedMemory | None = None,
     models: Models | None = None,
     log_calls: bool = False,
+    max_rounds: int | None = None,
+    on_round: OnRound | None = None,
     **search: Any,
 ) -> Replayed:
     """Run a recorded search again. llm, prm: changed fields of CHANGEABLE; None: as recorded.
 
     costs: a device's are its fitted terms where it has some for a model, else its roofline. shared:
     one memory for both, in place of num_blocks. models: others in the place of the recorded ones.
-    log_calls: each model's own cache keeps its calls, for miss-ratio curves. search: as play.
+    log_calls: each model's own cache keeps its calls, for miss-ratio curves. The others are play's.
     Answers(recording) in place of a recording keeps the block hashes between replays. Raises
     RecordingError for what the recording does not hold, OutOfMemory and ConfigError as engines do.
     """
@@ -326,9 +331,14 @@ def replay(
         for own in zip(models, settings, caches, seconds, strict=True)
     )
     recorder = Recorder("replay", clock())
-    with collection_paused():
-        speed = play(answers, (llm_engine, prm_engine), recorder, clock, **search)
-    return Replayed(recorder.trace(), speed, llm_engine, prm_engine)
+    begun = Play.of(answers, (llm_engine, prm_engine), recorder, clock, **search)
+
+    def played(max_rounds: int | None = None) -> Replayed:
+        with collection_paused():
+            speed = begun.until(max_rounds, on_round)
+        return Replayed(recorder.trace(), speed, llm_engine, prm_engine, played)
+
+    return played(max_rounds)
 
 
 def search_calls(
@@ -346,60 +356,88 @@ def play(
     recorder: Recorder,
     clock: Callable[[], float],
     *,
-    strategy: Strategy | None = None,
-    min_problem_batch: int | None = None,
-    score_cache: bool | None = None,
-    switches: Changes | None = None,
     max_rounds: int | None = None,
     on_round: OnRound | None = None,
+    **search: Any,
 ) -> Throughput:
     """All rounds, or the first max_rounds, of a recorded search on two engines that sample what was
-    recorded.
-
-    engines: LLM, PRM, with `trace_as`. recorder: gets steps, requests and nodes, in the seconds of
-    the clock. What is None is as recorded. switches: changed SearchSwitches. on_round: as
-    run_search.
+    recorded. on_round: as run_search. search: as Play.of.
     """
-    recording, (llm, prm) = answers.recording, engines
-    settings = recording.settings
-    batch = settings.min_problem_batch if min_problem_batch is None else min_problem_batch
-    for name, count in (("min_problem_batch", batch), ("max_rounds", max_rounds)):
-        whole = isinstance(count, Integral) and not isinstance(count, bool)
-        if count is not None and not (whole and int(count) >= 1):
-            raise ConfigError(f"{name} is {count!r}; allowed: whole numbers >= 1.")
-    cached = settings.score_cache if score_cache is None else score_cache
-    used = strategy or recorded_strategy(recording)
-    llm.trace_as(recorder, "llm")
-    prm.trace_as(recorder, "prm")
-    used_switches = SearchSwitches.from_dict({**settings.switches, **(switches or {})})
-    if used_switches.forget_pruned:
-        raise ConfigError(
-            "A replay has no forget_pruned: a recording does not tell what a cache then forgets. "
-            "Replay with forget_pruned=False."
+    return Play.of(answers, engines, recorder, clock, **search).until(max_rounds, on_round)
+
+
+class Play(NamedTuple):
+    """A recorded search as far as it was played."""
+
+    rounds: Rounds
+    searches: list[ActiveSearch]
+
+    @classmethod
+    def of(
+        cls,
+        answers: Answers,
+        engines: tuple[Any, Any],
+        recorder: Recorder,
+        clock: Callable[[], float],
+        *,
+        strategy: Strategy | None = None,
+        min_problem_batch: int | None = None,
+        score_cache: bool | None = None,
+        switches: Changes | None = None,
+    ) -> Play:
+        """engines: LLM, PRM, with `trace_as`. recorder: gets steps, requests and nodes, in the
+        seconds of the clock. What is None is as recorded. switches: changed SearchSwitches.
+        """
+        recording, (llm, prm) = answers.recording, engines
+        settings = recording.settings
+        batch = settings.min_problem_batch if min_problem_batch is None else min_problem_batch
+        _require_count("min_problem_batch", batch)
+        cached = settings.score_cache if score_cache is None else score_cache
+        used = strategy or recorded_strategy(recording)
+        llm.trace_as(recorder, "llm")
+        prm.trace_as(recorder, "prm")
+        used_switches = SearchSwitches.from_dict({**settings.switches, **(switches or {})})
+        if used_switches.forget_pruned:
+            raise ConfigError(
+                "A replay has no forget_pruned: a recording does not tell what a cache then "
+                "forgets. Replay with forget_pruned=False."
+            )
+        scorer, cache = RecordedPRM(prm, recording), ScoreCache() if cached else None
+        names = ("temperature", "top_p", "top_k", "min_p")
+        sampling = {name: getattr(settings, name) for name in names}
+        rounds = Rounds(
+            llm,
+            scorer,
+            seed=settings.seed,
+            params=SamplingParams(max_tokens=settings.max_step_tokens, **sampling),
+            min_problem_batch=batch,
+            recorder=recorder,
+            clock=clock,
+            switches=used_switches,
         )
-    scorer, cache = RecordedPRM(prm, recording), ScoreCache() if cached else None
-    names = ("temperature", "top_p", "top_k", "min_p")
-    sampling = {name: getattr(settings, name) for name in names}
-    rounds = Rounds(
-        llm,
-        scorer,
-        seed=settings.seed,
-        params=SamplingParams(max_tokens=settings.max_step_tokens, **sampling),
-        min_problem_batch=batch,
-        recorder=recorder,
-        clock=clock,
-        switches=used_switches,
-    )
-    searches, shuffle = [], settings.score_shuffle_seed
-    for each in recording.problems:
-        scores = RecordedScores(scorer, each, answers, cache)
-        searches.append(ActiveSearch(each.problem, list(each.prompt), used, scores, shuffle))
-    rounds.queue.extend(searches)
-    while rounds.play_round(on_round) and rounds.round != max_rounds:
-        pass
-    for search in searches:
-        recorder.node_rows += search.tree.rows(recorder.run_id, search.problem.id)
-    return Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
+        searches, shuffle = [], settings.score_shuffle_seed
+        for each in recording.problems:
+            scores = RecordedScores(scorer, each, answers, cache)
+            searches.append(ActiveSearch(each.problem, list(each.prompt), used, scores, shuffle))
+        rounds.queue.extend(searches)
+        return cls(rounds, searches)
+
+    def until(self, max_rounds: int | None, on_round: OnRound | None = None) -> Throughput:
+        """Of all rounds so far, of which there are max_rounds then at most (None: no limit)."""
+        rounds, recorder = self.rounds, self.rounds.recorder
+        _require_count("max_rounds", max_rounds)
+        while rounds.play_round(on_round) and rounds.round != max_rounds:
+            pass
+        recorder.node_rows.clear()
+        for search in self.searches:
+            recorder.node_rows += search.tree.rows(recorder.run_id, search.problem.id)
+        return Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
+
+
+def _require_count(name: str, count: int | None) -> None:
+    whole = isinstance(count, Integral) and not isinstance(count, bool)
+    if count is not None and not (whole and int(count) >= 1):
+        raise ConfigError(f"{name} is {count!r}; allowed: whole numbers >= 1.")
 
 
 def recorded_strategy(recording: Recording) -> Strategy:
