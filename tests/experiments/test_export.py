@@ -14,7 +14,8 @@ from workbench.experiments import export
 from workbench.experiments.export import print_version, save_figure, tex
 from workbench.plots import FIGURES, memory_split
 
-ENDINGS = {".svg", ".pdf", ".html", ".tex", ".parquet", ".json"}
+IMAGES = {".svg", ".pdf", ".tex"}
+ENDINGS = {".html", ".parquet", ".json"} | IMAGES
 PARAMETERS = {"profile": "quick", "n": 16}
 
 
@@ -36,14 +37,27 @@ def no_browser(monkeypatch):
 
 
 @pytest.mark.browser
-def test_all_six_files_are_written_and_equal_for_equal_figures(tmp_path):
-    """The PDF is 150 mm wide, on one page, with embedded fonts and no title."""
+def test_all_six_files_are_written_and_equal_for_equal_figures(tmp_path, monkeypatch):
+    """One whose images wait is drawn like another. The PDF is 150 mm wide, on one page, with
+    embedded fonts and no title.
+    """
     rows, measured = synthetic.split_rows(), {"git": {"commit": "c0ffee"}}
     measured |= {"versions": {"torch": "2.13"}, "machine": {"gpu": "H200"}}
     for folder in (tmp_path / "a", tmp_path / "b"):
         saved = save_figure(drawn(), rows, "memory_split", folder, PARAMETERS, measured=measured)
         assert set(saved.endings) == ENDINGS
         assert saved.problem is None
+    with monkeypatch.context() as patch:
+        (tmp_path / "later").mkdir()
+        patch.setenv(export.DRAW_LATER, str(tmp_path / "later"))
+        other = {**PARAMETERS, "n": 8}  # the record is the last one's, the images are drawn once
+        for told in (other, PARAMETERS):
+            how = drawn(), rows, "memory_split", tmp_path / "c", told
+            assert set(save_figure(*how, measured=measured).endings) == ENDINGS - IMAGES
+    (saved,) = export.draw_waiting(tmp_path / "later")
+    assert set(saved.endings) == ENDINGS and saved.problem is None
+    for a, b in zip(*(sorted(p.iterdir()) for p in (tmp_path / "a", tmp_path / "c")), strict=True):
+        assert a.read_bytes() == b.read_bytes(), a.name
     for a, b in zip(*(sorted(p.iterdir()) for p in (tmp_path / "a", tmp_path / "b")), strict=True):
         assert a.read_bytes() == b.read_bytes(), a.name
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "a" / "memory_split.parquet"), rows)

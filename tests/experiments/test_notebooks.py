@@ -13,6 +13,7 @@ import pytest
 from tests.plots import synthetic
 from workbench.errors import ConfigError, NotebookError
 from workbench.experiments import notebooks
+from workbench.experiments.export import SavedFigure
 from workbench.experiments.notebooks import check_parameters, run_notebooks
 from workbench.plots import prefix_hits
 
@@ -83,6 +84,26 @@ def test_a_failing_cell_is_an_error_with_the_notebook_and_never_a_finished_one(t
     with pytest.raises(NotebookError, match=said):
         run(tmp_path, ["01_a"])
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["01_a.failed.ipynb"]
+
+
+def test_images_are_drawn_after_the_last_notebook_whatever_became_of_it(
+    tmp_path, monkeypatch, capsys
+):
+    """Of what was saved; why there are none is said once."""
+    cell = "import os, pathlib\npathlib.Path(os.environ['WORKBENCH_DRAW_LATER'], 'a').touch()"
+    notebook(tmp_path / "nb", "01_a", cell)
+    notebook(tmp_path / "nb", "02_b", "1 / 0")
+    seen = []
+
+    def draw(waiting):
+        seen.extend(file.name for file in waiting.iterdir())
+        return [SavedFigure(name, tmp_path, (), "no browser here") for name in "ab"]
+
+    monkeypatch.setattr(notebooks, "draw_waiting", draw)
+    with pytest.raises(NotebookError):
+        run(tmp_path, None)
+    assert seen == ["a"] and "WORKBENCH_DRAW_LATER" not in os.environ
+    assert capsys.readouterr().err.count("no browser here") == 1
 
 
 def test_plain_papermill_refuses_an_unknown_parameter_too(tmp_path):

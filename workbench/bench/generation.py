@@ -102,8 +102,8 @@ class GenerationPlan:
         return [(prompt, new) for prompt, new in drawn]
 
 
-_FEWER: Any = {"prompt_tokens": (16,), "new_tokens": (100, 300), "batches": (1, 8),
-               "lengths": (16, 48)}  # fmt: skip
+_FEWER: Any = {"prompt_tokens": (16,), "new_tokens": (100, 200), "batches": (1, 8),
+               "lengths": (16, 32)}  # fmt: skip
 PROFILES = {
     "quick": GenerationPlan("tiny-solver", stride=10, kv_memory="64MiB", batches=(1, 4, 16)),
     "default": GenerationPlan(**_FEWER, block_sizes=(1, 16, 128), block_batch=4, repeats=2),

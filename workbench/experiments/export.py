@@ -11,6 +11,7 @@ import atexit
 import hashlib
 import html
 import json
+import os
 import re
 import tempfile
 import threading
@@ -39,6 +40,8 @@ from workbench.experiments.provenance import (
 PRINT_WIDTH_MM, PX_PER_MM = 150.0, 96 / 25.4
 PLOTLY_JS = "plotly.min.js"
 Draw = Callable[[pd.DataFrame, str], go.Figure]
+DRAW_LATER = "WORKBENCH_DRAW_LATER"
+"""Environment variable: a folder where figures wait for their images (draw_waiting)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,11 @@ def save_figure(
     # to draw one takes longer than a notebook of stored runs: an equal figure keeps its images
     asked = f"{fixed.to_json()}{paper.layout.width}{plotly.__version__}".encode()
     images, problem = _kept_images(place / name, asked), None
-    if images is None and (problem := (browser := open_browser()).problem) is None:
+    if images is None and (waiting := os.environ.get(DRAW_LATER)):
+        asks = [str(place.absolute()), name, width_mm, fixed.to_json()]
+        file = f"{_digest(asks[0].encode())}-{name}.json"  # of one saved twice the later stays
+        (Path(waiting) / file).write_text(json.dumps(asks))
+    elif images is None and (problem := (browser := open_browser()).problem) is None:
         try:
             images = browser.images(fixed, paper)
         except Exception:
@@ -104,6 +111,18 @@ def save_figure(
     if problem and older:
         problem += f" Older than these rows: {', '.join(older)}."
     return SavedFigure(name, place, tuple(contents), problem)
+
+
+def draw_waiting(waiting: Path) -> list[SavedFigure]:
+    """Images of the figures that were saved meanwhile, all by one browser, as they were saved."""
+    saved = []
+    for file in sorted(waiting.iterdir()):
+        place, name, width_mm, drawn = json.loads(file.read_text())
+        rows, record = read_figure(name, Path(place))
+        how: dict[str, Any] = {"measured": record, "width_mm": width_mm}
+        fig = go.Figure(json.loads(drawn))
+        saved.append(save_figure(fig, rows, name, place, record["parameters"], **how))
+    return saved
 
 
 def _kept_images(stem: Path, asked: bytes) -> tuple[bytes, bytes] | None:

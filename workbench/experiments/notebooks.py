@@ -11,6 +11,7 @@ import ast
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,13 @@ import plotly.graph_objects as go
 
 from workbench.config import require_known
 from workbench.errors import ConfigError, NotebookError
-from workbench.experiments.export import drawing, share_plotly_js, write_together
+from workbench.experiments.export import (
+    DRAW_LATER,
+    draw_waiting,
+    drawing,
+    share_plotly_js,
+    write_together,
+)
 from workbench.experiments.provenance import project_root
 
 INJECTED = "# Parameters"  # the first line of the cell papermill inserts
@@ -104,7 +111,7 @@ def run_notebooks(
 
     out_dir: default reports/notebooks/PROFILE. parameters: each goes to every notebook that has it,
     as the profile does; one that none has is a ConfigError before the first starts. environment:
-    variables of the notebooks' processes.
+    variables of the notebooks' processes. Images of their figures are drawn after the last.
     """
     files = notebook_files(names, folder)
     known = parameters_of(files, parameters or ())
@@ -114,15 +121,20 @@ def run_notebooks(
         raise ConfigError(f"{place} holds the notebooks themselves; give another folder.")
     place.mkdir(parents=True, exist_ok=True)
     before = dict(os.environ)
-    os.environ.update(BATCH | before | dict(environment or {}))  # for the kernels started within
-    try:
-        return [
-            _run(file, {k: v for k, v in given.items() if k in known[file]}, place)
-            for file in files
-        ]
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    with tempfile.TemporaryDirectory() as waiting:
+        later = {DRAW_LATER: waiting}  # a browser for each kernel would take four seconds to start
+        # for the kernels started within
+        os.environ.update(BATCH | before | later | dict(environment or {}))
+        try:
+            return [
+                _run(file, {k: v for k, v in given.items() if k in known[file]}, place)
+                for file in files
+            ]
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            for said in {figure.problem for figure in draw_waiting(Path(waiting))} - {None}:
+                sys.stderr.write(f"{said}\n")
 
 
 def _run(notebook: Path, parameters: dict[str, Any], place: Path) -> Path:
