@@ -134,6 +134,15 @@ def test_each_number_is_a_row_of_the_replays(found) -> None:
     assert told["replays"][0]["llm_share"] is None
 
 
+def test_shares_are_compared_over_whole_searches_where_it_is_asked(found) -> None:
+    """Every row is of all rounds; the LLM's end, short of more there, loses more than before."""
+    whole = workbench.advise(*TINY, **SMALL | {"whole": True})
+    assert found.replays["rounds"].notna().any() and whole.replays["rounds"].isna().all()
+    assert whole.replays["tokens"].min() > found.replays["tokens"].max()
+    ends = [each.replays.set_index("llm_share")["against_best"].dropna() for each in (found, whole)]
+    assert ends[1].loc[ends[1].index.min()] < ends[0].loc[ends[0].index.min()] < 0
+
+
 def test_a_prm_that_writes_critiques_takes_more_of_the_memory(found) -> None:
     """It computes their tokens, needs a larger cache for them, and the split follows."""
     writes = workbench.advise(*TINY, **SMALL | {"critiques": 1, "critique_tokens": 64})

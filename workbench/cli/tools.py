@@ -202,6 +202,8 @@ Asked = Annotated[dict[str, Any], [
     option("max_num_batched_tokens", int, "tokens in a step (default: 8192)"),
     option("max_model_len", int, "tokens of a request (default: 4096)"),
     option("block_size", int, "tokens of a block (default: 16)"),
+    option("whole", bool, "compare shares over whole searches, in some minutes"),
+    option("kv_bits", int, "of a number in both KV caches, 16 or 8 (default: 16)"),
     option("critiques", int, "that the PRM writes of a step before its score (default: none)"),
     option("critique_tokens", int, "of a critique, at most (default: 512)"),
 ]]  # fmt: skip
@@ -247,7 +249,7 @@ def _show_advice(found: Advice) -> None:
     room = " and ".join(format_size(each * found.total) for each in beyond)
     count = rows[0]["rounds"]  # None: all
     rounds = f"the first {count:.0f} rounds" if count else "the whole search"
-    deeper = " (whole searches are deeper and may lose more)" if count else ""
+    deeper = " (whole searches are deeper and may lose more: --whole)" if count else ""
     over = f"within 2 % of the best, over {rounds}"
     if found.whole:
         over = "neither cache is short in a whole search"

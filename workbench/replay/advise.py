@@ -41,6 +41,7 @@ from workbench.replay.answers import Answers
 from workbench.replay.cost import BOUND, ModelWork, recorded, spec_of
 from workbench.replay.devices import load_device
 from workbench.replay.miss_ratio import miss_ratio
+from workbench.replay.shapes import shapes_of
 from workbench.replay.simulator import Replayed, replay
 from workbench.replay.workload import ASK, DTYPE_BYTES, LEAD, LLM, PRM, drawn_engine
 from workbench.search.prm import Critiques
@@ -65,6 +66,7 @@ OPTIONS = {  # the memory's part, sequences, tokens of a step, request and block
     "SGLang": ("mem-fraction-static", "max-running-requests", "chunked-prefill-size",
                "context-length", "page-size", "max-total-tokens"),
 }  # fmt: skip
+FP8 = {"vLLM": "fp8", "SGLang": "fp8_e5m2"}  # of KV in 8 bits
 CUDA_BLOCKS = 16  # tokens: of FlashAttention's and Triton's kernels in vLLM 0.32
 CONTEXTS = 2 << 30  # two CUDA contexts and their workspaces, at least
 CHANGED = ("max_num_seqs", 0.5), ("max_num_seqs", 2), ("in_flight", 0.5), ("n", 0.5)
@@ -79,8 +81,10 @@ class Question:
 
     total: weights, activations and KV of both; empty: 90 % of the device's memory. llm_share: the
     present split, None: 0.5 where it fits. strategy: of workload.DRAWN_STRATEGIES; in_flight:
-    problems. critiques: that the PRM writes of each step before it scores it, critique_tokens at
-    most each. Limits are both models'.
+    problems. kv_bits: of a number in both caches; weights have 16, quantised ones what the model's
+    config says. whole: compare shares over whole searches, not over their first rounds. critiques:
+    that the PRM writes of each step before it scores it, critique_tokens at most each. Limits are
+    both models'.
     """
 
     llm: str = LLM
@@ -96,11 +100,15 @@ class Question:
     max_num_batched_tokens: AtLeastOne = 8192
     max_model_len: AtLeastOne = 4096
     block_size: AtLeastOne = 16
+    kv_bits: Annotated[int, Range(8, 16, "[]")] = 16
+    whole: bool = False
     critiques: Annotated[int, Range(0, 8, "[]")] = 0
     critique_tokens: AtLeastOne = 512
 
     def __post_init__(self) -> None:
         check(self)
+        if self.kv_bits not in (8, 16):
+            raise ConfigError(f"kv_bits is {self.kv_bits}; allowed: 8, 16.")
         if not self.critiques and self.critique_tokens != Critiques().tokens:
             raise ConfigError(
                 f"critique_tokens is {self.critique_tokens}; allowed: with critiques."
@@ -155,7 +163,9 @@ class Need(NamedTuple):
         none of the total. Raises ModelError for a model that is not known.
         """
         names = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
-        engine = drawn_engine(model, width=width, **{name: getattr(asked, name) for name in names})
+        limits = {name: getattr(asked, name) for name in names}
+        kv_width = width * asked.kv_bits // 16
+        engine = drawn_engine(model, width=width, kv_width=kv_width, **limits)
         weights, block = recorded(engine, "weight_bytes"), recorded(engine, "block_bytes")
         tokens, rows = asked.max_num_batched_tokens, asked.max_num_seqs
         products = max(width, DTYPE_BYTES)  # of numbers in 8 bits, in 16
@@ -463,10 +473,10 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
             raise
         notes = [str(error)]
     whole = pair.free = Unlimited.of(pair, axis)
-    if whole.alike:  # where its first rounds lack room, all of it does
+    if whole.alike or asked.whole:  # where its first rounds lack room, all of it does
         pair.rounds = None
         whole = Unlimited.of(pair, axis, WHOLE, whole.replayed)
-        if whole.alike:
+        if whole.alike and not asked.whole:
             pair.rounds = asked.rounds
         else:  # and where all of it lacks room, its first rounds do not tell what is lost
             pair.free, pair.rows = whole, [pair.rows[-1] | {"what": NO_LIMIT}]
@@ -530,7 +540,11 @@ def start_up(pair: Pair, share: float) -> dict[str, list[dict[str, Any]]]:
         free -= budget
         limits = asked.max_num_seqs, asked.max_num_batched_tokens, length, asked.block_size
         for (engine, names), part, exact in zip(OPTIONS.items(), parts, exactly):
-            options = dict(zip(names, (math.floor(1e4 * part) / 1e4, *limits, exact)))
+            options: dict[str, Any] = dict(
+                zip(names, (math.floor(1e4 * part) / 1e4, *limits, exact))
+            )
+            if asked.kv_bits == 8:  # the size of the KV stays the last
+                options = {"kv-cache-dtype": FP8[engine], **options}
             model = name.removeprefix(DUMMY)  # these start with the weights
             flags[engine].append({"model": str(REGISTRY.get(model, model)), **options})
     return flags
@@ -555,11 +569,13 @@ def _notes(pair: Pair) -> list[str]:
         f"Seconds are simulated for {device.name} ({device.source}), by {bound}.",
         f"The search: {len(search.problems)} MATH-500 problems {reach}, lengths in Llama "
         f"3's tokens, at most {pair.longest:,} a request; how steps branch, end and are scored is "
-        f"assumed. Rates are over {over if pair.rounds else 'all of it'}. 16-bit weights and KV.",
+        f"assumed. Rates are over {over if pair.rounds else 'all of it'}. 16-bit weights "
+        + ("and KV." if pair.asked.kv_bits == 16 else "and 8-bit KV."),
         f"Activations, from shapes: {activations}. Contexts and workspaces of two processes come "
         f"on top, and have {format_size(left)} here."
         + (" Ask with less total." * (left < CONTEXTS)),
     ]
+    notes += filter(None, (shapes_of(name).told for name in names))
     if (size := pair.asked.block_size) % CUDA_BLOCKS:
         notes.append(
             f"vLLM's attention takes blocks of a multiple of {CUDA_BLOCKS} tokens on a GPU, and "

@@ -22,7 +22,7 @@ import numpy as np
 
 from workbench.config import Checked, EngineConfig, Range, require_known
 from workbench.errors import ConfigError, RecordingError, nearest
-from workbench.models.registry import model_spec
+from workbench.replay.shapes import shapes_of
 from workbench.search.prm import SCORE_UNIT, Critiques
 from workbench.search.problems import Problem, pick_uniformly
 from workbench.search.recording import (
@@ -214,26 +214,31 @@ def _whole(beam: Beam, draw: Draw, most: int) -> list[DrawnStep]:
 
 
 def drawn_engine(
-    model: str, num_blocks: int | None = None, width: int = DTYPE_BYTES, **limits: Any
+    model: str,
+    num_blocks: int | None = None,
+    width: int = DTYPE_BYTES,
+    kv_width: int | None = None,
+    **limits: Any,
 ) -> RecordedEngine:
-    """What an engine would tell about itself. width: bytes of a number, in weights and KV; limits:
-    of EngineConfig, else the thesis profile's. A model that reads less than max_model_len keeps its
-    own.
+    """What an engine would tell about itself. width: bytes of a number, in weights that are not
+    quantised and, if there is no kv_width, in KV; limits: of EngineConfig, else the thesis
+    profile's. A model that reads less than max_model_len keeps its own.
     """
     usual = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
     config = EngineConfig(model, num_blocks=num_blocks, dtype="bfloat16", **usual | limits)
-    spec = model_spec(model)
+    shapes = shapes_of(model)
+    spec = shapes.spec
     return RecordedEngine(
         name=model,
-        architecture=spec.architecture,
+        architecture=shapes.architecture,
         fingerprint=f"grown:{model}",
         max_model_len=min(config.max_model_len or MAX_MODEL_LEN, spec.max_model_len),
         value_outputs=None,
         config=config.to_dict(),
         spec=asdict(spec),
         num_blocks=num_blocks,
-        weight_bytes=spec.weight_bytes(width) + spec.table_bytes(width),
-        block_bytes=spec.block_bytes(config.block_size, width),
+        weight_bytes=shapes.weight_bytes(width) + spec.table_bytes(width),
+        block_bytes=spec.block_bytes(config.block_size, kv_width or width),
     )
 
 

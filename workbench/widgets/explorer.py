@@ -1,4 +1,4 @@
-"""Stored runs to look through: pick one or two, and see any figure of the study.
+"""Stored runs to look through: pick one or two, and see figures of the study that such runs have.
 
 A pick is a whole sweep (runs that differ in share and seed alone), the cells of a batching study,
 or one run. The rows are the study's own views, the drawings its own plots; a second pick is dotted
