@@ -207,6 +207,7 @@ def test_a_dry_run_counts_no_replay_that_is_stored(tmp_path, says):
         (["11", "-p", "beam_counts=16"], "beam_counts is 16"),
         (["09", "-p", 'asked={"in_flght": 24}'], "Did you mean 'in_flight'"),
         (["09", "-p", "asked=5"], "asked is 5"),
+        (["02", "-p", "strategy=self_consistency"], "which asks no PRM"),
         (["09", "-p", "rounds=1"], "rounds is 1"),
         (["09", "-p", "values=GPU"], "values is 'GPU'; allowed: a list of names"),
     ],

@@ -53,7 +53,7 @@ def test_every_number_of_the_prose_is_a_macro_and_every_macro_is_quoted(drawn) -
     names = [name for own in numbers.values() for name in own]
     parsed = jinja2.Environment().parse(TEMPLATE)
     quoted = jinja2.meta.find_undeclared_variables(parsed)
-    others = {"told", "figure", "table", "verdict", "verdicts", "parameters"}
+    others = {"told", "figure", "is_drawn", "table", "verdict", "verdicts", "parameters"}
     assert sorted(names) == sorted(quoted - others)
     defined = re.findall(r"\\newcommand\{\\(\w+)\}", (REPORTS / "numbers.tex").read_text())
     texts = {report.macro(name): text for own in numbers.values() for name, text in own.items()}
@@ -91,6 +91,16 @@ def test_a_stranger_finds_the_six_answers_on_the_first_screen() -> None:
         assert re.search(r"\d", answer), question
     answers = re.sub(r"<[^>]*>|\s+", " ", box.partition("<ul>")[2])
     assert len(re.findall(r"[.?] ", answers)) <= 6 + 12, "six questions, twelve sentences"
+
+
+@pytest.mark.parametrize("name", report.PARTS)
+def test_a_part_needs_no_other_s_numbers(name, drawn, monkeypatch) -> None:
+    """One that is made alone, as where one notebook ran, quotes nothing that is not there."""
+    monkeypatch.setattr(report, "TABLES", dict.fromkeys(report.TABLES, lambda _: pd.DataFrame()))
+    monkeypatch.setattr(report.Drawn, "image", lambda *_, **more: more["caller"]())
+    wanted = ("setting", "split") if name == "split" else (name,)  # which one figure has
+    numbers = report.made_of(drawn, {each: report.PARTS[each] for each in wanted})
+    assert report.page(drawn, numbers)
 
 
 def copy_figures(place: Path, *names: str, endings: str = "parquet json") -> None:

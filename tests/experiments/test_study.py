@@ -318,6 +318,15 @@ def test_short_profiles_draw_what_is_committed_of_replayed_rungs(name, monkeypat
     assert not study.committed("full", None) and not study.committed("default", None, 4)
 
 
+def test_pairs_that_no_search_of_a_strategy_is_recorded_or_drawn_of_are_left_out(monkeypatch):
+    """And the reason is said; before, each of their replays failed, and so did the command."""
+    monkeypatch.setattr(study, "run_replayed", None)  # nothing is replayed
+    with pytest.warns(UserWarning, match="^Not drawn, ") as told:
+        assert study.run_rungs("default", strategy="dora") == []
+    said = " ".join(str(each.message) for each in told)
+    assert "recording is of beam_search, not of dora" in said and "rebase, ets, not of dora" in said
+
+
 @pytest.mark.parametrize("name", ["critiques_replayed", "optimisation_replayed", "llm_batch"])
 def test_what_is_committed_is_kept_with_its_own_origin(name, tmp_path, monkeypatch):
     """Of a figure of one rung; where a rung is missing the error says what brings it back."""

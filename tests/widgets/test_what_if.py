@@ -95,7 +95,8 @@ def test_words_say_what_it_is_and_no_price_is_made_up(view, position, replays):
     assert "at most" in w.in_words(guess) and "roofline alone" in view.provenance
     assert "hour" not in w.cost_in_words(guess)
     assert "at the nearest replay" in w.cost_in_words(guess)
-    assert "at 2.5 an hour that is" in w.cost_in_words(replays[1], 2.5)
+    told = w.cost_in_words(replays[1], 2.5)  # of a roofline's seconds, a bound from below
+    assert "takes at least" in told and "at 2.5 an hour that is at least" in told
     for drawn in w.drawings(view).values():
         for said in ("tiny-solver", "48.0 MiB", BOUND):
             assert said in drawn.figure.layout.meta["provenance"]

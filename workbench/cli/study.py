@@ -159,11 +159,18 @@ def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) ->
 
 
 def config_of(stem: str, profile: str, given: Mapping[str, Any]) -> SweepConfig:
-    """The settings of what a notebook measures; given: its parameters, None: the profile's own."""
-    from workbench.experiments.plans import sweep_config
+    """The settings of what a notebook measures; given: its parameters, None: the profile's own.
+    ConfigError for a strategy that asks no PRM, where a split between both is studied.
+    """
+    from workbench.experiments.plans import VOTE_ONLY, sweep_config
 
     names = {field.name for field in fields(SweepConfig)} - {"profile"}
     own = {name: value for name, value in given.items() if name in names}
+    if own.get("strategy") in VOTE_ONLY:
+        raise ConfigError(
+            f"strategy is {own['strategy']!r}, which asks no PRM, so there is no split to study; "
+            "give another, or look at notebook 11."
+        )
     if stem == COMPARED:  # whose plan says how many problems each number of beams has
         own["num_problems"] = None
     return sweep_config(profile, **own)
@@ -258,11 +265,13 @@ def _rungs(profile: str, given: Mapping[str, Any]) -> Iterator[tuple[str, SweepC
     """What the sweep's notebooks replay beside it."""
     from workbench.experiments import plans
     from workbench.experiments.settings import RECORDED, REPLAYED
+    from workbench.replay.workload import DRAWN_STRATEGIES
 
     recorded = plans.recorded_config(profile, shares=given["shares"])
     if given["strategy"] in (None, recorded.strategy):
         yield RECORDED, recorded
-    yield REPLAYED, plans.replayed_config(profile, **_sizes(given, "shares"))
+    if given["strategy"] in (None, *DRAWN_STRATEGIES):
+        yield REPLAYED, plans.replayed_config(profile, **_sizes(given, "shares"))
 
 
 def _replays_left(asked: Asked) -> Iterator[tuple[str, int, int, float, str]]:

@@ -322,7 +322,9 @@ def eviction_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
         f"{reach(low, high, '.0%')} of the slow-down"
     )
     is_exact = is_replayed(split["rung"].iloc[0])
-    slower = walls[end] > best.max() and (is_exact or len(best) > 1)  # one share tells no noise
+    # one share tells no noise, but pairs of it and the end do
+    paired = len(rates) > 0 and first <= base <= last and bool(at["ratio_high"] < 1)
+    slower = walls[end] > best.max() and (is_exact or len(best) > 1 or paired)
     verdict = slower and low > 0.5, slower and high < 0.5
     return _judged("C4", *verdict, number, "the machine's noise")
 
@@ -529,10 +531,11 @@ CLAIMS: dict[str, tuple[str, Callable[..., Claim], str]] = {
            _same_nodes_claim, "optimisation modifications"),
 }  # fmt: skip
 """The claims in words, what judges each, and by the rows of which figures: the first shows it."""
+SPLIT_ALONE = "it was run at three splits alone; the modifications are replayed"
 UNTESTED_BECAUSE = {
     **dict.fromkeys(product(("C2", "C3"), (RECORDED, REPLAYED)),
                     "a replay builds no engine: memory is computed by the formula that is claimed"),
-    ("C7", SMOL): "it was run at three splits alone; the modifications are replayed",
+    ("C7", SMOL): SPLIT_ALONE,
     **dict.fromkeys((("C8", RECORDED), ("C8", SMOL)),
                     "its PRM is no trained one: scores mean nothing, and so does accuracy"),
     **dict.fromkeys((("C8", REPLAYED), ("C9", RECORDED), ("C9", REPLAYED)),
@@ -549,10 +552,10 @@ def claims_of_figures(folder: Path) -> list[Claim]:
     for (key, (text, judge, figures)), at in product(CLAIMS.items(), rungs):
         claim = Claim(key, text, UNTESTED, UNTESTED_BECAUSE.get((key, at), NO_ROWS), "")
         own = [rows[rows["rung"] == at] for rows in (tables[name] for name in figures.split())]
-        if (key, at) not in UNTESTED_BECAUSE and all(map(len, own)):
+        if claim.number in (NO_ROWS, SPLIT_ALONE) and all(map(len, own)):
             with suppress(LookupError):  # what did not run has no rows in a figure
                 claim = judge(*own)
-        if (key, at) == ("C9", SMOL):
+        if (key, at) == ("C9", SMOL) and claim.verdict == UNTESTED:
             claim = identical_claim()
         found.append(replace(claim, rung=at))
     return found

@@ -177,6 +177,7 @@ def split_numbers(drawn: Drawn) -> Named:
         "farSearch": drawn.said("memory_split", OF_REPLAY),
         "leastSure": least,
         "smolSearch": drawn.said("memory_split", OF_REPLAY.replace("1B", "SmolLM2")),
+        "baseShare": f"{middle:g}",
         "peakPast": "yes" if past else "no",
         "peakLow": f"{peak['low']:.2f}",
         "peakHigh": f"{peak['high']:.2f}",
@@ -289,6 +290,7 @@ def batch_numbers(drawn: Drawn) -> Named:
     busy = rows[rows["metric"] == "steps_per_busy_s"]
     last = busy[busy["llm_share"] == busy["llm_share"].max()]
     for name, at in (("mid", _at_thesis(busy)), ("high", last)):
+        found[f"{name}Balance"] = f"{at['llm_share'].iloc[0]:g}"
         for role, value in at[["model", "value"]].itertuples(index=False):
             found[f"{name}{role.capitalize()}Steps"] = f"{value:,.0f}"
     waste = rows[(rows["metric"] == "waste") & (rows["model"] == "llm")]
@@ -352,6 +354,7 @@ def strategy_numbers(drawn: Drawn) -> Named:
     often = others[others["prm_thrash"] >= judged.RARE_EVENTS]
     often = often["strategy"] + often["prm_thrash"].map(" {:,.0f}".format)
     return {
+        "strategyWidth": f"{drawn.parameters('search_strategies')['beam_width']}",
         "strategyBeamThrash": f"{beam['prm_thrash']:.0f}",
         "strategyThrash": judged.listed(often, ""),
         "strategyRanked": "; ".join(f"with n = {n} {line}" for n, line in found.items()),
@@ -411,8 +414,6 @@ def policy_numbers(drawn: Drawn) -> Named:
     edge = ", the highest of them" if shares.idxmax() == shares.index[-1] else ""
     for share in rows.loc[rows["metric"] == "infeasible", "kv_share"].drop_duplicates():
         edge += f"; {share:g} leaves a model less than one request"
-    parts = drawn.rows("memory_parts").query("how == 'measured' and part == 'kv'")
-    held, size = _at_thesis(parts)["bytes"].sum(), drawn.said("optimisation", r"W = ([\d.]+ \w+)")
     same = rows.loc[rows["metric"] == "same", "value"] == 1
     plan, seeds = (drawn.parameters("optimisation")[name] for name in ("plan", "seeds"))
     ran = judged.listed(seeds[: plan["num_seeds"]], "g")
@@ -425,11 +426,20 @@ def policy_numbers(drawn: Drawn) -> Named:
         "tinyStatic": times_in_words(*plain.loc[THESIS_SHARE]),
         "tinyOthers": judged.listed(others, ".2f"),
         "budget": f"{rows['budget'].min():g}",
-        "workingSet": size,
-        "splitInW": f"{held / parse_size(size):.1f}",
+        "workingSet": drawn.said("optimisation", WORKING_SET),
         "policyNoise": drawn.noise("optimisation"),
         "sameSettings": f"{same.sum()} of {len(same)}",
     }
+
+
+WORKING_SET = r"W = ([\d.]+ \w+)"  # in a figure's note
+
+
+def room_numbers(drawn: Drawn) -> Named:
+    """The memory of the split in working sets of the policies, which other notebooks draw."""
+    parts = drawn.rows("memory_parts").query("how == 'measured' and part == 'kv'")
+    unit = parse_size(drawn.said("optimisation", WORKING_SET))
+    return {"splitInW": f"{_at_thesis(parts)['bytes'].sum() / unit:.1f}"}
 
 
 def gain_numbers(drawn: Drawn) -> Named:
@@ -561,6 +571,7 @@ PARTS: dict[str, Callable[[Drawn], Named]] = {  # of the page: what reads the nu
     "ablation": ablation_numbers,
     "strategies": strategy_numbers,
     "policies": policy_numbers,
+    "room": room_numbers,
     "gains": gain_numbers,
     "device": device_numbers,
     "missing": missing_numbers,
@@ -785,6 +796,7 @@ def page(drawn: Drawn, numbers: Mapping[str, Named]) -> str:
         told=numbers,
         figure=partial(drawn.image, numbers=count(1)),
         parameters=drawn.parameters,
+        is_drawn=lambda name: (drawn.folder / f"{name}.parquet").is_file(),
         table=shown,
         verdict=dict.fromkeys(judged.CLAIMS, "") | first,
         verdicts=of_pairs,

@@ -42,6 +42,7 @@ from workbench.experiments.settings import COUNTED, MEASURE, TIGHT, TIMED, Ident
 from workbench.experiments.statistics import Noise, is_replayed, noise_of, sentinel_drift
 from workbench.replay.cost import BOUND
 from workbench.replay.devices import Device, load_device
+from workbench.replay.workload import DRAWN_STRATEGIES
 
 Folder = str | Path | None
 TO_RUN = "to run"
@@ -349,8 +350,8 @@ def run_rungs(
     committed of both.
 
     shares: default the profile's. surer: the thesis's pair with the profile's further seeds, for
-    ratios of shares. sizes: settings of it; None: its own. With another strategy than SmolLM2's
-    recording has, the thesis's pair alone.
+    ratios of shares. sizes: settings of it; None: its own. What no recording, or no drawn search,
+    has of a strategy is left out with a warning.
     """
     if committed(profile, shares, *sizes.values()):
         return [Committed(settings.RECORDED), Committed(settings.REPLAYED)]
@@ -366,8 +367,12 @@ def run_rungs(
         found.append(run_replayed(recorded, runs_dir, **how))
     if surer:
         how["surer"] = plans.SURER.get(profile)
-    thesis = plans.replayed_config(profile, shares=shares, **sizes)
-    found.append(run_replayed(thesis, runs_dir, **how))
+    if strategy is None or strategy in DRAWN_STRATEGIES:
+        thesis = plans.replayed_config(profile, shares=shares, **sizes)
+        found.append(run_replayed(thesis, runs_dir, **how))
+    else:
+        why = f"searches are drawn of {', '.join(DRAWN_STRATEGIES)}, not of {strategy}"
+        warnings.warn(f"Not drawn, {settings.REPLAYED}: {why}.", stacklevel=2)
     for each in found:
         if each.runs.empty:
             why = f"{rung_of(each.config.llm)}: {reasons(each.all_runs)}"

@@ -22,7 +22,7 @@ SIZES = ["budget", "lacks", "size"]  # columns in the unit of a panel
 PARTS = {  # part: (label, colour, pattern); the KV cache has its model's colour
     "weights": ("weights", "#595959", ""),
     KV: ("KV", "", ""),
-    "other": ("other: 0 on a CPU", theme.SKY, ""),
+    "other": ("other (none on a CPU)", theme.SKY, ""),
     "activations_longest": ("activations: longest request", theme.YELLOW, ""),
     MORE: ("more for the batch limits", theme.ORANGE, "/"),
 }

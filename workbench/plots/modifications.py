@@ -35,8 +35,8 @@ _LADDER_CAPTION = (
     "without a prefix cache. Left: times the problems/min of the setting before (hatched: of the "
     "last), problem by problem; exactly 1 where both did the same work; open: over a longer queue, "
     "in runs of its own. Tokens/s counts tokens sampled to the end too. Below: accuracy of the "
-    "last two at several depth limits. Bars: 95 % bootstrap intervals over problems, with the "
-    "machine's noise."
+    "last two at several depth limits. Bars: 95 % intervals, of accuracies Wilson's, of the rest a "
+    "bootstrap over problems with the machine's noise."
 )
 
 

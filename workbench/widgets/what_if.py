@@ -152,9 +152,12 @@ def in_words(chosen: Replay) -> str:
 def cost_in_words(chosen: Replay, price_per_hour: float | None = None) -> str:
     """What a problem costs, and how full the caches were."""
     seconds, price = chosen.row["seconds_per_problem"], ""
+    least = "" if chosen.row["is_fitted"] else "at least "
     llm, prm, rest = (f"{chosen.row[part]:.3g}" for part in COSTS)
     if price_per_hour is not None:
-        price = f"; at {price_per_hour:g} an hour that is {seconds / 3600 * price_per_hour:.3g}"
+        price = (
+            f"; at {price_per_hour:g} an hour that is {least}{seconds / 3600 * price_per_hour:.3g}"
+        )
     full = [
         f"the {MODELS[str(model)].label} at most {own['blocks_active'].max():,} of "
         f"{own['blocks_total'].max():,} blocks"
@@ -162,8 +165,8 @@ def cost_in_words(chosen: Replay, price_per_hour: float | None = None) -> str:
     ]
     at = "" if chosen.is_exact else " at the nearest replay"
     return (
-        f"{chosen.kind}: a problem takes {seconds:.3g} s: {llm} in steps of the LLM, {prm} in "
-        f"steps of the PRM, {rest} outside{price}. In use at once{at}: {', '.join(full)}."
+        f"{chosen.kind}: a problem takes {least}{seconds:.3g} s: {llm} in steps of the LLM, {prm} "
+        f"in steps of the PRM, {rest} outside{price}. In use at once{at}: {', '.join(full)}."
     )
 
 
