@@ -277,12 +277,12 @@ REPLAYED_GRID = BatchPlan(
     num_seeds=3,
 )
 """What is replayed of batch limits, whatever the profile measures."""
-_OF_KV = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-_POLICIES = PolicyPlan(128, 5, (0.5, 1.0, 2.0), _OF_KV, 2, (0.2, 0.3, 0.5, 0.7), 2)
+_OF_KV = (0.2, 0.3, 0.5, 0.7)
+_POLICIES = PolicyPlan(48, 3, (0.5, 1.0, 2.0), _OF_KV, 2, _OF_KV, 2)
 PLANS: dict[type[Plan], dict[str, Any]] = {
     BatchPlan: {"quick": BatchPlan((8, 64), (256, 2048), (8, 16), 4, (4, 16, 64), 2),
                 "full": _GRID, "thesis": _GRID},
-    AblationPlan: {"full": AblationPlan(128, (4, 8, 16, 24, 32), 5, 2, 3, 0),
+    AblationPlan: {"full": AblationPlan(128, (4, 8, 16, 24, 32), 3, 1, 3, 0),
                    "thesis": AblationPlan(128, (4, 16), 5, queue_problems=0)},
     PolicyPlan: {"full": _POLICIES, "thesis": _POLICIES},
     StrategyPlan: {"full": StrategyPlan((1072, 640, 384), (4, 16, 64), 1, (480, 560, 768)),
