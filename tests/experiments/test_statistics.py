@@ -212,18 +212,6 @@ def test_c4_counts_what_is_computed_again_there_and_not_at_the_fastest():
     assert "which do the same work; against 0.50 +25% [+11%, +33%];" in claim.number
 
 
-@pytest.mark.parametrize(("high", "verdict"), [(0.9, "holds"), (1.05, "depends on")])
-def test_c4_beside_one_fastest_share_is_told_by_pairs_of_both(high, verdict):
-    """Their interval holds the noise that one share does not tell."""
-    lost = pd.DataFrame({"llm_share": [0.2, 0.3, 0.5], "wall_s": [12.0, 10.0, 13.0]})
-    lost = lost.assign(part="recomputed_evicted", seconds=[0.0, 0.0, 2.0])
-    rates = {"metric": "tokens_per_s", "llm_share": [0.2, 0.3, 0.5], "ratio": [0.8, 1.0, 0.8]}
-    rates |= {"ratio_low": [0.7, 1.0, 0.7], "ratio_high": [0.9, 1.0, high]}
-    ends = pd.DataFrame({"metric": ["peak_share", "same_work"], "low": 0.3, "high": 0.3})
-    split = pd.concat([ends, pd.DataFrame(rates)]).assign(rung="measured tiny")
-    assert claims.eviction_claim(lost, split).verdict == verdict
-
-
 def test_a_run_that_is_missing_takes_its_seed_from_the_comparison_and_no_other():
     sweep = FakeSweep()
     runs = sweep.runs

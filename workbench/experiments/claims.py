@@ -322,9 +322,7 @@ def eviction_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
         f"{reach(low, high, '.0%')} of the slow-down"
     )
     is_exact = is_replayed(split["rung"].iloc[0])
-    # one share tells no noise, but pairs of it and the end do
-    paired = len(rates) > 0 and first <= base <= last and bool(at["ratio_high"] < 1)
-    slower = walls[end] > best.max() and (is_exact or len(best) > 1 or paired)
+    slower = walls[end] > best.max() and (is_exact or len(best) > 1)  # one share tells no noise
     verdict = slower and low > 0.5, slower and high < 0.5
     return _judged("C4", *verdict, number, "the machine's noise")
 

@@ -41,7 +41,7 @@ PRINT_WIDTH_MM, PX_PER_MM = 150.0, 96 / 25.4
 PLOTLY_JS = "plotly.min.js"
 Draw = Callable[[pd.DataFrame, str], go.Figure]
 DRAW_LATER = "WORKBENCH_DRAW_LATER"
-"""Environment variable: a folder where figures wait for their images (draw_waiting)."""
+"""Environment variable: a folder, if it is there, where figures wait for their images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def save_figure(
     # to draw one takes longer than a notebook of stored runs: an equal figure keeps its images
     asked = f"{fixed.to_json()}{paper.layout.width}{plotly.__version__}".encode()
     images, problem = _kept_images(place / name, asked), None
-    if images is None and (waiting := os.environ.get(DRAW_LATER)):
+    if images is None and os.path.isdir(waiting := os.environ.get(DRAW_LATER, "")):
         asks = [str(place.absolute()), name, width_mm, fixed.to_json()]
         file = f"{_digest(asks[0].encode())}-{name}.json"  # of one saved twice the later stays
         (Path(waiting) / file).write_text(json.dumps(asks))
