@@ -54,6 +54,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture
+def no_browser(monkeypatch):
+    """A machine where kaleido finds none, whatever is installed here; images take seconds. A
+    process keeps what it found, so what comes after looks again.
+    """
+    from workbench.experiments import export
+
+    async def refuse(self):
+        raise RuntimeError("no chrome here\nand a long story")
+
+    monkeypatch.setattr(export.Browser, "_start", refuse)
+    export.open_browser.cache_clear()
+    yield
+    export.open_browser.cache_clear()
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for all tests of a file, as tmp_path is one for each."""

@@ -23,19 +23,6 @@ def drawn():
     return memory_split(synthetic.split_rows(), synthetic.PROVENANCE)
 
 
-@pytest.fixture
-def no_browser(monkeypatch):
-    """A machine where kaleido finds none, whatever is installed here."""
-
-    async def refuse(self):
-        raise RuntimeError("no chrome here\nand a long story")
-
-    monkeypatch.setattr(export.Browser, "_start", refuse)
-    export.open_browser.cache_clear()
-    yield
-    export.open_browser.cache_clear()
-
-
 @pytest.mark.browser
 def test_all_six_files_are_written_and_equal_for_equal_figures(tmp_path, monkeypatch):
     """One whose images wait is drawn like another. The PDF is 150 mm wide, on one page, with

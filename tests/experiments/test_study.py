@@ -328,9 +328,8 @@ def test_pairs_that_no_search_of_a_strategy_is_recorded_or_drawn_of_are_left_out
 
 
 @pytest.mark.parametrize("name", ["critiques_replayed", "optimisation_replayed", "llm_batch"])
-def test_what_is_committed_is_kept_with_its_own_origin(name, tmp_path, monkeypatch):
+def test_what_is_committed_is_kept_with_its_own_origin(name, tmp_path, no_browser):
     """Of a figure of one rung; where a rung is missing the error says what brings it back."""
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # no image: that takes seconds
     drawn, record = read_figure(name, committed_tree() / "figures")
     far = study.Committed(drawn["rung"].iloc[-1])
     own, _ = far.figure(name)

@@ -30,8 +30,11 @@ PEAKED = ("embedded", "between", "a100-40")  # both ends lose; the 4090 lacks ro
 
 @pytest.fixture(scope="module", autouse=True)
 def shallow():
-    """Searches of six steps, not forty, over four rounds, not sixteen: half a second a replay."""
+    """Searches of six steps, not forty, over four rounds, not sixteen: half a second a replay. Each
+    is drawn once.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Question, "drawn", cache(Question.drawn))
         patch.setattr(module, "DEPTH", 6)
         patch.setattr(module, "LEAST_ROUNDS", 4)
         patch.setattr(module, "MOST_ROUNDS", 4)

@@ -191,9 +191,8 @@ def test_no_text_is_run_by_a_browser():
     assert found == [*[0] * (len(pages) - 1), 1]
 
 
-def test_figures_are_saved_where_the_user_says_and_the_place_is_told(tmp_path, monkeypatch):
+def test_figures_are_saved_where_the_user_says_and_the_place_is_told(tmp_path, no_browser):
     """Rows and record beside the drawing; an empty folder name is said beside the button."""
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # no image: that takes seconds
     place = tmp_path / "mine"
     draw = {"what_if_share": drawing(7), "what_if_blocks": drawing(8)}
     theirs = {"machine": {"cpu": "theirs"}, "git": {}, "versions": {}}
