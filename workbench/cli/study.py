@@ -263,15 +263,11 @@ def _sizes(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
 
 def _rungs(profile: str, given: Mapping[str, Any]) -> Iterator[tuple[str, SweepConfig]]:
     """What the sweep's notebooks replay beside it."""
-    from workbench.experiments import plans
-    from workbench.experiments.settings import RECORDED, REPLAYED
-    from workbench.replay.workload import DRAWN_STRATEGIES
+    from workbench.experiments.study import rung_configs
 
-    recorded = plans.recorded_config(profile, shares=given["shares"])
-    if given["strategy"] in (None, recorded.strategy):
-        yield RECORDED, recorded
-    if given["strategy"] in (None, *DRAWN_STRATEGIES):
-        yield REPLAYED, plans.replayed_config(profile, **_sizes(given, "shares"))
+    for rung, config in rung_configs(profile, **_sizes(given, "shares")).items():
+        if not isinstance(config, str):
+            yield rung, config
 
 
 def _replays_left(asked: Asked) -> Iterator[tuple[str, int, int, float, str]]:

@@ -529,17 +529,19 @@ CLAIMS: dict[str, tuple[str, Callable[..., Claim], str]] = {
            _same_nodes_claim, "optimisation modifications"),
 }  # fmt: skip
 """The claims in words, what judges each, and by the rows of which figures: the first shows it."""
-SPLIT_ALONE = "it was run at three splits alone; the modifications are replayed"
 UNTESTED_BECAUSE = {
     **dict.fromkeys(product(("C2", "C3"), (RECORDED, REPLAYED)),
                     "a replay builds no engine: memory is computed by the formula that is claimed"),
-    ("C7", SMOL): SPLIT_ALONE,
     **dict.fromkeys((("C8", RECORDED), ("C8", SMOL)),
                     "its PRM is no trained one: scores mean nothing, and so does accuracy"),
     **dict.fromkeys((("C8", REPLAYED), ("C9", RECORDED), ("C9", REPLAYED)),
                     "a replay samples nothing"),
 }  # fmt: skip
 NO_ROWS = "the figure has no rows of this pair of models"
+WITHOUT_ROWS = {
+    ("C7", SMOL): "it was run at three splits alone; the modifications are replayed",
+}
+"""Why a figure has none, where that is known."""
 
 
 def claims_of_figures(folder: Path) -> list[Claim]:
@@ -548,9 +550,10 @@ def claims_of_figures(folder: Path) -> list[Claim]:
     tables = {name: rows_with_rung(folder / f"{name}.parquet") for name in dict.fromkeys(names)}
     found, rungs = [], dict.fromkeys(at for rows in tables.values() for at in rows["rung"])
     for (key, (text, judge, figures)), at in product(CLAIMS.items(), rungs):
-        claim = Claim(key, text, UNTESTED, UNTESTED_BECAUSE.get((key, at), NO_ROWS), "")
+        never = UNTESTED_BECAUSE.get((key, at))
+        claim = Claim(key, text, UNTESTED, never or WITHOUT_ROWS.get((key, at), NO_ROWS), "")
         own = [rows[rows["rung"] == at] for rows in (tables[name] for name in figures.split())]
-        if claim.number in (NO_ROWS, SPLIT_ALONE) and all(map(len, own)):
+        if never is None and all(map(len, own)):
             with suppress(LookupError):  # what did not run has no rows in a figure
                 claim = judge(*own)
         if (key, at) == ("C9", SMOL) and claim.verdict == UNTESTED:

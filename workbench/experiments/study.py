@@ -335,6 +335,23 @@ def far_of(rungs: Sequence[Study | Committed]) -> Study | Committed:
     return Committed()
 
 
+def rung_configs(
+    profile: str, shares: Sequence[float] | None, **sizes: Any
+) -> dict[str, SweepConfig | str]:
+    """By rung what is replayed beside the embedded pair's sweep, or why nothing is."""
+    recorded, strategy = plans.recorded_config(profile, shares=shares), sizes.get("strategy")
+    found: dict[str, SweepConfig | str] = {settings.RECORDED: recorded}
+    if strategy not in (None, recorded.strategy):
+        why = f"its recording is of {recorded.strategy}, not of {strategy}"
+        found[settings.RECORDED] = f"{rung_of(recorded.llm)}: {why}"
+    if strategy in (None, *DRAWN_STRATEGIES):
+        found[settings.REPLAYED] = plans.replayed_config(profile, shares=shares, **sizes)
+    else:
+        why = f"searches are drawn of {', '.join(DRAWN_STRATEGIES)}, not of {strategy}"
+        found[settings.REPLAYED] = f"{settings.REPLAYED}: {why}"
+    return found
+
+
 def run_rungs(
     profile: str,
     runs_dir: Folder = None,
@@ -356,23 +373,16 @@ def run_rungs(
     if committed(profile, shares, *sizes.values()):
         return [Committed(settings.RECORDED), Committed(settings.REPLAYED)]
     how: Any = {"stale_ok": stale_ok, "retry_failed": retry_failed}
-    found, recorded = list[Study](), plans.recorded_config(profile, shares=shares)
-    if (strategy := sizes.get("strategy")) not in (None, recorded.strategy):
-        why = f"its recording is of {recorded.strategy}, not of {strategy}"
-        warnings.warn(f"Not drawn, {rung_of(recorded.llm)}: {why}.", stacklevel=2)
-    else:
-        if profile == "full":
+    found = list[Study]()
+    for rung, config in rung_configs(profile, shares, **sizes).items():
+        if isinstance(config, str):
+            warnings.warn(f"Not drawn, {config}.", stacklevel=2)
+            continue
+        if rung == settings.RECORDED and profile == "full":
             few = plans.recorded_config(profile, shares=COMPARED_SHARES)
             found.append(run_sweep(few, runs_dir, **how))
-        found.append(run_replayed(recorded, runs_dir, **how))
-    if surer:
-        how["surer"] = plans.SURER.get(profile)
-    if strategy is None or strategy in DRAWN_STRATEGIES:
-        thesis = plans.replayed_config(profile, shares=shares, **sizes)
-        found.append(run_replayed(thesis, runs_dir, **how))
-    else:
-        why = f"searches are drawn of {', '.join(DRAWN_STRATEGIES)}, not of {strategy}"
-        warnings.warn(f"Not drawn, {settings.REPLAYED}: {why}.", stacklevel=2)
+        more = plans.SURER.get(profile) if surer and rung == settings.REPLAYED else None
+        found.append(run_replayed(config, runs_dir, surer=more, **how))
     for each in found:
         if each.runs.empty:
             why = f"{rung_of(each.config.llm)}: {reasons(each.all_runs)}"

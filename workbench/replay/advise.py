@@ -17,7 +17,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -31,6 +30,7 @@ from workbench.config import (
     check,
     format_size,
     parse_size,
+    refused,
     require_known,
 )
 from workbench.errors import ConfigError, OutOfMemory
@@ -100,7 +100,7 @@ class Question:
     max_num_batched_tokens: AtLeastOne = 8192
     max_model_len: AtLeastOne = 4096
     block_size: AtLeastOne = 16
-    kv_bits: Annotated[int, Range(8, 16, "[]")] = 16
+    kv_bits: int = 16
     whole: bool = False
     critiques: Annotated[int, Range(0, 8, "[]")] = 0
     critique_tokens: AtLeastOne = 512
@@ -108,7 +108,7 @@ class Question:
     def __post_init__(self) -> None:
         check(self)
         if self.kv_bits not in (8, 16):
-            raise ConfigError(f"kv_bits is {self.kv_bits}; allowed: 8, 16.")
+            raise refused(type(self), "kv_bits", self.kv_bits, "8, 16")
         if not self.critiques and self.critique_tokens != Critiques().tokens:
             raise ConfigError(
                 f"critique_tokens is {self.critique_tokens}; allowed: with critiques."
@@ -255,8 +255,10 @@ class Pair:
         llm, prm = ({"num_blocks": count} for count in blocks)
         models = self.needs[0].engine, self.needs[1].engine
         how |= {"min_problem_batch": self.asked.in_flight, "max_rounds": self.rounds}
-        asked = partial(replay, self.answers, self.device, llm=llm, prm=prm, models=models, **how)
-        done = asked() if begun is None else begun.go_on()
+        if begun is None:
+            done = replay(self.answers, self.device, llm=llm, prm=prm, models=models, **how)
+        else:
+            done = begun.go_on()
         row: dict[str, Any] = {"what": what, "llm_share": share, "rounds": self.rounds}
         rate, problems = done.throughput.tokens_per_s, self.answers.recording.problems
         tokens = sum(len(step.tokens) for problem in problems for step in problem.steps)

@@ -114,7 +114,7 @@ def _bits(quantised: Any, where: str) -> float | None:
         asked = Settings(groups[0], asked.where).part("weights")
     method = asked.text("quant_method", "")
     if asked.has("bits") or asked.has("num_bits"):
-        bits = asked.whole("bits", None if not asked.has("num_bits") else asked.whole("num_bits"))
+        bits = asked.whole("bits" if asked.has("bits") else "num_bits")
         size = asked.values.get("group_size")
         zero = bits * (not asked.values.get("sym", asked.values.get("symmetric", method != "awq")))
         return bits + (SCALE_BITS + zero) / size if size and size > 0 else float(bits)
